@@ -1,0 +1,181 @@
+#include "base/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <exception>
+#include <fstream>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace hysparse {
+namespace {
+
+// CPUs granted by a quota/period pair, rounded up; 0 = no limit.
+int quota_cpus(double quota, double period) {
+  return quota > 0 && period > 0 ? std::max(1, static_cast<int>(std::ceil(quota / period))) : 0;
+}
+
+std::string own_cgroup(const std::string& controller) {
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const size_t a = line.find(':');
+    const size_t b = a == std::string::npos ? a : line.find(':', a + 1);
+    if (b == std::string::npos) continue;
+    const std::string names = line.substr(a + 1, b - a - 1);
+    if (controller.empty() ? names.empty()
+                           : ("," + names + ",").find("," + controller + ",") != std::string::npos)
+      return line.substr(b + 1);
+  }
+  return {};
+}
+
+// The smallest limit on the way from our group to the root of the hierarchy; inside a container the
+// path may not exist below the mount, then only the root is read.
+template <class Read>
+int smallest_up(std::string group, Read read) {
+  int best = 0;
+  while (true) {
+    if (const int n = read(group); n > 0) best = best == 0 ? n : std::min(best, n);
+    if (group.empty() || group == "/") return best;
+    group.erase(group.rfind('/'));
+  }
+}
+
+int cgroup_cpus() {
+  const int v2 = smallest_up(own_cgroup(""), [](const std::string& group) {
+    std::ifstream file("/sys/fs/cgroup" + group + "/cpu.max");
+    std::string quota;
+    double period = 0;
+    if (!(file >> quota >> period) || quota == "max") return 0;
+    return quota_cpus(std::strtod(quota.c_str(), nullptr), period);
+  });
+  const int v1 = smallest_up(own_cgroup("cpu"), [](const std::string& group) {
+    double quota = 0, period = 0;
+    std::ifstream("/sys/fs/cgroup/cpu" + group + "/cpu.cfs_quota_us") >> quota;
+    std::ifstream("/sys/fs/cgroup/cpu" + group + "/cpu.cfs_period_us") >> period;
+    return quota_cpus(quota, period);
+  });
+  return v1 > 0 && v2 > 0 ? std::min(v1, v2) : std::max(v1, v2);
+}
+
+thread_local int current_worker = -1;  // >= 0 while this thread runs a task
+
+}  // namespace
+
+int available_cpus() {
+  int n = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  // The mask of a machine with more CPUs than cpu_set_t holds needs a larger buffer.
+  for (int size = 1024; size <= (1 << 20); size *= 4) {
+    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(size));
+    const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(size));
+    const bool ok = sched_getaffinity(0, bytes, set) == 0;
+    if (ok) n = CPU_COUNT_S(bytes, set);
+    CPU_FREE(set);
+    if (ok) break;
+  }
+  if (const int limit = cgroup_cpus(); limit > 0) n = std::min(n, limit);
+  return std::max(1, n);
+}
+
+struct ThreadPool::Impl {
+  int count = 1;
+  std::vector<std::thread> threads;
+  std::mutex mutex;
+  std::condition_variable start, done;
+  const std::function<void(int64_t, int)>* fn = nullptr;
+  int64_t tasks = 0;
+  std::atomic<int64_t> next{0};
+  uint64_t generation = 0;
+  int busy = 0;
+  bool stop = false;
+  std::exception_ptr error;
+
+  void work(int worker) {
+    current_worker = worker;
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+      try {
+        (*fn)(i, worker);
+      } catch (...) {
+        std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+        next.store(tasks, std::memory_order_relaxed);
+      }
+    }
+    current_worker = -1;
+  }
+
+  void loop(int worker) {
+    uint64_t seen = 0;
+    while (true) {
+      {
+        std::unique_lock lock(mutex);
+        start.wait(lock, [&] { return stop || generation != seen; });
+        if (stop) return;
+        seen = generation;
+      }
+      work(worker);
+      std::lock_guard lock(mutex);
+      if (--busy == 0) done.notify_one();
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
+  impl_->count = threads > 0 ? threads : available_cpus();
+  for (int w = 1; w < impl_->count; ++w) impl_->threads.emplace_back([this, w] { impl_->loop(w); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->stop = true;
+  }
+  impl_->start.notify_all();
+  for (auto& t : impl_->threads) t.join();
+}
+
+int ThreadPool::threads() const {
+  return impl_->count;
+}
+
+void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t, int)>& fn) {
+  if (count <= 0) return;
+  if (current_worker >= 0) {  // inside a task: stay on this worker
+    for (int64_t i = 0; i < count; ++i) fn(i, current_worker);
+    return;
+  }
+  if (count == 1 || impl_->count == 1) {
+    current_worker = 0;
+    try {
+      for (int64_t i = 0; i < count; ++i) fn(i, 0);
+    } catch (...) {
+      current_worker = -1;
+      throw;
+    }
+    current_worker = -1;
+    return;
+  }
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->fn = &fn;
+    impl_->tasks = count;
+    impl_->next.store(0, std::memory_order_relaxed);
+    impl_->busy = static_cast<int>(impl_->threads.size());
+    impl_->error = nullptr;
+    ++impl_->generation;
+  }
+  impl_->start.notify_all();
+  impl_->work(0);
+  std::unique_lock lock(impl_->mutex);
+  impl_->done.wait(lock, [&] { return impl_->busy == 0; });
+  if (impl_->error) std::rethrow_exception(impl_->error);
+}
+
+}  // namespace hysparse

@@ -1,0 +1,35 @@
+// A fixed set of worker threads and one primitive: run `count` independent tasks.
+// Which thread runs a task never changes what the task computes, so results do not depend on the thread
+// count as long as the caller cuts its work by shape alone (never by `threads()`).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace hysparse {
+
+// CPUs this process may use: the smallest of hardware, affinity mask and cgroup (v1, v2) CPU quota; >= 1.
+int available_cpus();
+
+class ThreadPool {
+ public:
+  // threads == 0: available_cpus(). The calling thread works too, so 1 starts no thread.
+  explicit ThreadPool(int threads = 0);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const;
+
+  // Calls fn(task, worker) for task in [0, count), worker in [0, threads()). Tasks are handed out in order,
+  // one at a time. Returns when all are done; the first exception is rethrown here. Not reentrant: a call
+  // from inside a task runs serially on that worker.
+  void parallel_for(int64_t count, const std::function<void(int64_t task, int worker)>& fn);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hysparse

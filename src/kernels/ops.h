@@ -1,0 +1,328 @@
+// The operation contract: one declaration an operation, with shapes, dtypes and determinism. `ref` defines it
+// in float64, `cpu` and `cuda` are held to it.
+//
+// Conventions
+//   n        rows (tokens)                 S    sequences of the batch
+//   Hq, Hkv  query and KV heads, Hq % Hkv == 0; R = Hq / Hkv; query head h reads KV head h / R
+//   d, dv    head dim of q/k and of v      T    type of activations ("compute dtype"): f64 (ref), f32 or bf16
+//   (cpu, cuda) A        accumulation dtype: f64 when T is f64, else f32
+// Views may be strided in every dimension but the last unless "contiguous" is said. Outputs are overwritten
+// unless "+=" is said; inputs and outputs do not overlap unless "in place" is said. An empty optional view
+// means "not wanted". Every operation is deterministic for a given backend and dispatch level, on any number
+// of threads. Softmax scale, sinks and lse are natural-log quantities. Source: docs/hysparse.md, arXiv
+// 2602.03560.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/log.h"
+#include "base/thread_pool.h"
+#include "kernels/batch.h"
+#include "kernels/kv_view.h"
+#include "kernels/weight.h"
+#include "tensor/tensor.h"
+
+namespace hysparse {
+
+class Ops;
+
+// What a computation runs on; passed explicitly, no globals.
+struct Runtime {
+  ThreadPool& pool;
+  Arena& scratch;  // step workspace in ops' memory; use ArenaScope
+  const Ops& ops;
+  Memory& memory;  // where this backend's tensors live
+  Log log{};
+};
+
+// ---- embedding, norms, linear, elementwise
+// --------------------------------------------------------------------------
+struct EmbeddingForward {
+  TensorView tokens;     // [n] i32, each in [0, vocab)
+  const Weight& weight;  // [vocab, hidden] T
+  TensorView y;          // [n, hidden] T
+};
+struct EmbeddingBackward {
+  TensorView tokens;  // [n] i32
+  TensorView dy;      // [n, hidden] T
+  Weight& weight;     // grad [vocab, hidden] A, +=; summed in token order
+};
+// y = x / sqrt(mean(x^2) + eps) * weight, in A with one cast at the end (spec section 2).
+struct RmsNormForward {
+  TensorView x;          // [n, h] T (or [n, heads, d], normed over the last dimension)
+  const Weight& weight;  // [h] T
+  double eps;
+  TensorView y;     // as x; may be x itself
+  TensorView rstd;  // optional [n] or [n, heads] A
+};
+struct RmsNormBackward {
+  TensorView x;     // as forward
+  Weight& weight;   // grad [h] A, +=
+  TensorView rstd;  // from forward
+  TensorView dy;    // as x
+  TensorView dx;    // as x; += when accumulate; may be dy itself otherwise
+  bool accumulate;
+};
+// y = x W^T (+ bias) (+ y when accumulate)
+struct LinearForward {
+  TensorView x;          // [n, in] T
+  const Weight& weight;  // [out, in] T
+  const Weight* bias;    // optional [out] T
+  TensorView y;          // [n, out] T or A
+  bool accumulate;
+};
+struct LinearBackward {
+  TensorView x;    // [n, in] T
+  Weight& weight;  // grad [out, in] A, += dy^T x; skipped when it has no grad
+  Weight* bias;    // optional; grad [out] A, += column sums of dy
+  TensorView dy;   // [n, out] T or A
+  TensorView dx;   // optional [n, in] T: dy W, += when accumulate
+  bool accumulate;
+};
+// Rotates the first 2 * half dims of each head in place, half-split pairing: (x_i, x_{i+half}). cos, sin are
+// tables over positions, made in float64 and rounded once (spec section 2). inverse rotates back (the
+// backward pass).
+struct Rope {
+  TensorView x;             // [n, heads, d] T, in place
+  const int32_t* position;  // [n] host
+  TensorView cos, sin;      // [positions, half] A
+  bool inverse;
+};
+struct Add {           // y = a + b; y may be a or b
+  TensorView a, b, y;  // same shape, T
+};
+struct Cast {           // dst = src, between f64, f32, bf16
+  TensorView src, dst;  // same shape
+};
+struct GatherRows {     // dst[i] = src[rows[i]]
+  TensorView src;       // [n, h] T
+  const int64_t* rows;  // [m] host
+  TensorView dst;       // [m, h] T
+};
+struct SwigluForward {     // h = silu(gate) * up
+  TensorView gate, up, h;  // [n, f] T; h may be gate or up
+};
+struct SwigluBackward {
+  TensorView gate, up;    // [n, f] T
+  TensorView dh;          // [n, f] T
+  TensorView dgate, dup;  // [n, f] T; may be dh, gate or up themselves
+};
+
+// ---- attention
+// ---------------------------------------------------------------------------------------------------- Causal
+// softmax attention over all keys 0..position of the sequence. No sink.
+struct AttentionForward {
+  const RaggedBatch& batch;
+  TensorView q;  // [n, Hq, d] T
+  KvView kv;     // T
+  double scale;
+  TensorView o;    // [n, Hq, dv] T
+  TensorView lse;  // [n, Hq] A, natural log
+  // Block log-scores (spec section 3, the paper's Eq. 3): max over the R heads of (max over i in block j, i
+  // <= t, of scale q.k - lse_h). -inf for blocks beyond floor(t / block). Ranking precision A, never
+  // narrower.
+  int64_t score_block = 0;
+  TensorView block_scores;  // optional [n, Hkv, nblocks] A, nblocks >= ceil(max kv_len / score_block)
+};
+struct AttentionBackward {
+  const RaggedBatch& batch;
+  TensorView q;  // [n, Hq, d] T
+  KvView kv;     // contiguous, T
+  double scale;
+  TensorView o, lse;  // from forward
+  TensorView d_o;     // [n, Hq, dv] T
+  TensorView dq;      // [n, Hq, d] T
+  TensorView dk, dv;  // [kv rows, Hkv, d|dv] A, +=  (sparse layers add to the same buffers)
+};
+
+// Picks the `entries` blocks of largest score a token and KV head: equal scores -> lower index first;
+// ascending; padded with -1. Only blocks 0..floor(t / block) compete. Forced blocks take entries of the same
+// budget.
+struct SelectBlocks {
+  const RaggedBatch& batch;
+  TensorView block_scores;  // [n, Hkv, nblocks] A
+  int64_t block;
+  bool force_first, force_diagonal;
+  TensorView idx;  // out [n, Hkv, entries] i32
+};
+// Scores for the random control: to_unit(hash_words({seed, step, row, layer, head, position, block})), same
+// layout as block scores.
+struct RandomScores {
+  const RaggedBatch& batch;
+  uint64_t seed;
+  int64_t layer;
+  int64_t block;
+  TensorView block_scores;  // out [n, Hkv, nblocks] A; -inf beyond floor(t / block)
+};
+
+// Softmax attention over the tokens of the selected blocks, causal, with a per-head sink in the denominator
+// only. A row with no visible key gives o = 0, and lse = sink (-inf without one).
+struct SparseAttentionForward {
+  const RaggedBatch& batch;
+  TensorView q;         // [n, Hq, d] T
+  KvView kv;            // the source layer's shared K, V
+  Selection selection;  // idx [n, Hkv, entries]; -1 entries are skipped wherever they stand
+  double scale;
+  TensorView sinks;  // optional [Hq] A; -inf allowed
+  TensorView o;      // [n, Hq, dv] T
+  TensorView lse;    // [n, Hq] A, sink included
+};
+struct SparseAttentionBackward {
+  const RaggedBatch& batch;
+  TensorView q;
+  KvView kv;  // contiguous
+  Selection selection;
+  double scale;
+  TensorView sinks;
+  TensorView o, lse, d_o;
+  TensorView dq;      // [n, Hq, d] T
+  TensorView dk, dv;  // [kv rows, Hkv, d|dv] A, +=; rows of never-chosen blocks are not touched
+  TensorView dsinks;  // optional [Hq] A, += -sum_t exp(sink - lse) * (o . d_o)
+};
+
+// Query at position t sees keys max(0, t - window + 1) .. t, itself included: min(t + 1, window) keys.
+struct WindowAttentionForward {
+  const RaggedBatch& batch;
+  TensorView q;  // [n, Hq, d] T
+  KvView kv;
+  int64_t window;
+  double scale;
+  TensorView sinks;  // optional [Hq] A
+  TensorView o;      // [n, Hq, dv] T
+  TensorView lse;    // [n, Hq] A, sink included
+};
+struct WindowAttentionBackward {
+  const RaggedBatch& batch;
+  TensorView q;
+  KvView kv;  // contiguous
+  int64_t window;
+  double scale;
+  TensorView sinks;
+  TensorView o, lse, d_o;
+  TensorView dq;      // [n, Hq, d] T
+  TensorView dk, dv;  // [kv rows, Hkv, d|dv] A, +=
+  TensorView dsinks;  // optional [Hq] A, +=
+};
+
+// out = sigmoid(gate_a) * a (+ sigmoid(gate_b) * b). Gates are logits: one a head [n, Hq] or one a channel
+// [n, Hq * dv].
+struct GatedSumForward {
+  TensorView a, gate_a;  // [n, Hq, dv] T; gate A
+  TensorView b, gate_b;  // optional, as a
+  TensorView out;        // [n, Hq, dv] T; may be a or b
+};
+struct GatedSumBackward {
+  TensorView a, gate_a, b, gate_b;  // as forward
+  TensorView d_out;                 // [n, Hq, dv] T
+  TensorView da, db;                // [n, Hq, dv] T; da may be d_out when there is no b
+  TensorView dgate_a, dgate_b;      // as the gates, A
+};
+
+// ---- loss and optimiser
+// -------------------------------------------------------------------------------------------
+inline constexpr int32_t kIgnoreLabel = -100;
+
+// loss_i = logsumexp(logits_i) - logits_i[label_i], nats; 0 where label is kIgnoreLabel (its dlogits row is
+// 0).
+struct CrossEntropy {
+  TensorView logits;   // [n, vocab] A
+  TensorView labels;   // [n] i32
+  double grad_scale;   // dlogits = grad_scale * (softmax - onehot)
+  TensorView loss;     // [n] A
+  TensorView dlogits;  // optional [n, vocab] T or A; may be logits itself when dtypes match
+};
+// One AdamW step on one tensor (decoupled decay), all in A:
+//   g = grad * grad_scale; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2
+//   master -= lr * ((m / (1-b1^step)) / (sqrt(v / (1-b2^step)) + eps) + weight_decay * master); value =
+//   cast(master)
+struct AdamW {
+  Weight& weight;   // master, value, grad contiguous; bumps version
+  TensorView m, v;  // as master
+  double lr, beta1, beta2, eps, weight_decay, grad_scale;
+  int64_t step;  // 1-based
+};
+struct SumSquares {  // out[0] += sum x^2, accumulated in f64 in a fixed order
+  TensorView x;      // contiguous, f64/f32/bf16
+  TensorView out;    // [1] f64
+};
+
+// ---- composites: default = the chain of primitives (src/kernels/composites.cpp); a backend may override
+// -------------------
+struct AttentionSelect {  // attention with block scores, then selection, in query chunks of bounded score
+                          // memory
+  AttentionForward attention;  // block_scores optional: on request the full [n, Hkv, nblocks] is filled too
+  int64_t block;
+  bool force_first, force_diagonal;
+  bool random;  // rank by RandomScores instead (block_scores, if wanted, are still the oracle's)
+  uint64_t random_seed;
+  int64_t layer;
+  TensorView idx;  // out [n, Hkv, entries] i32
+};
+struct SparseWindowGated {  // a sparse layer's attention: both branches and their gates
+  SparseAttentionForward sparse;
+  const WindowAttentionForward* window;  // null: o = sigmoid(gate_a) * sparse
+  TensorView gate_sparse, gate_window;   // [n, Hq] or [n, Hq * dv] A
+  TensorView out;                        // [n, Hq, dv] T; may be sparse.o
+};
+struct AddRmsNorm {     // x += delta, in place; y = rmsnorm(x)
+  TensorView x, delta;  // [n, h] T
+  const Weight& weight;
+  double eps;
+  TensorView y;
+  TensorView rstd;  // optional [n] A
+};
+// Loss over the vocabulary in row chunks; [n, vocab] never exists at once. Where grad_scale != 0: dx and
+// weight.grad are produced.
+struct HeadLoss {
+  TensorView x;       // [n, hidden] T, after the final norm
+  Weight& weight;     // [vocab, hidden]; grad += unless empty
+  TensorView labels;  // [n] i32
+  double grad_scale;
+  TensorView loss;  // [n] A
+  TensorView dx;    // optional [n, hidden] T
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+  virtual std::string name() const = 0;  // "ref", "cpu/AVX3", ...
+  virtual Memory& memory() const { return host_memory(); }
+
+  virtual void embedding(Runtime&, const EmbeddingForward&) const = 0;
+  virtual void embedding_backward(Runtime&, const EmbeddingBackward&) const = 0;
+  virtual void rmsnorm(Runtime&, const RmsNormForward&) const = 0;
+  virtual void rmsnorm_backward(Runtime&, const RmsNormBackward&) const = 0;
+  virtual void linear(Runtime&, const LinearForward&) const = 0;
+  virtual void linear_backward(Runtime&, const LinearBackward&) const = 0;
+  virtual void rope(Runtime&, const Rope&) const = 0;
+  virtual void add(Runtime&, const Add&) const = 0;
+  virtual void cast(Runtime&, const Cast&) const = 0;
+  virtual void gather_rows(Runtime&, const GatherRows&) const = 0;
+  virtual void swiglu(Runtime&, const SwigluForward&) const = 0;
+  virtual void swiglu_backward(Runtime&, const SwigluBackward&) const = 0;
+  virtual void attention(Runtime&, const AttentionForward&) const = 0;
+  virtual void attention_backward(Runtime&, const AttentionBackward&) const = 0;
+  virtual void select_blocks(Runtime&, const SelectBlocks&) const = 0;
+  virtual void random_scores(Runtime&, const RandomScores&) const = 0;
+  virtual void sparse_attention(Runtime&, const SparseAttentionForward&) const = 0;
+  virtual void sparse_attention_backward(Runtime&, const SparseAttentionBackward&) const = 0;
+  virtual void window_attention(Runtime&, const WindowAttentionForward&) const = 0;
+  virtual void window_attention_backward(Runtime&, const WindowAttentionBackward&) const = 0;
+  virtual void gated_sum(Runtime&, const GatedSumForward&) const = 0;
+  virtual void gated_sum_backward(Runtime&, const GatedSumBackward&) const = 0;
+  virtual void cross_entropy(Runtime&, const CrossEntropy&) const = 0;
+  virtual void adamw(Runtime&, const AdamW&) const = 0;
+  virtual void sum_squares(Runtime&, const SumSquares&) const = 0;
+
+  virtual void attention_select(Runtime&, const AttentionSelect&) const;
+  virtual void sparse_window_gated(Runtime&, const SparseWindowGated&) const;
+  virtual void add_rmsnorm(Runtime&, const AddRmsNorm&) const;
+  virtual void head_loss(Runtime&, const HeadLoss&) const;
+};
+
+constexpr DType accumulation_dtype(DType compute) {
+  return compute == DType::f64 ? DType::f64 : DType::f32;
+}
+
+}  // namespace hysparse

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tensor/tensor.h"
+
+namespace hysparse {
+
+// A named parameter. linear() and friends take a Weight, never a raw pointer, so that a backend may keep its
+// own packed copy and so that quantised or sharded weights can arrive later without new signatures.
+struct Weight {
+  std::string name;  // checkpoint name, "model.layers.0.self_attn.q_proj.weight"
+  TensorView value;  // what kernels read: compute dtype (f64, f32 or bf16); [out, in], [n] or [vocab, hidden]
+  TensorView
+      master;  // what the optimiser moves: f32 (f64 under ref); the same memory as `value` when dtypes match
+  TensorView grad;       // accumulated, f32 (f64 under ref), same shape; empty outside training
+  bool decay = true;     // weight decay applies (not on norms, biases, sinks)
+  uint64_t version = 0;  // bumped whenever `value` changes; a packed copy of another version is stale
+  mutable std::shared_ptr<void> packed;  // backend-owned
+  mutable uint64_t packed_version = ~0ull;
+
+  explicit operator bool() const { return bool(value); }
+};
+
+}  // namespace hysparse

@@ -1,0 +1,83 @@
+// The model: embedding, layers, final norm, head; forward and backward over one code path for every attention
+// kind.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "model/config.h"
+#include "model/kv_store.h"
+#include "model/plan.h"
+#include "model/weights.h"
+
+namespace hysparse {
+
+enum class Recompute {
+  none,
+  selective,
+  layer
+};  // what backward recomputes; shared K, V and selections are always kept
+template <>
+struct EnumNames<Recompute> {
+  static const std::vector<std::pair<Recompute, std::string_view>>& list();
+};
+
+// Per full layer that emits a selection: idx [tokens, Hkv, entries] i32.
+using SelectionMap = std::map<int, TensorView>;
+
+// What an inspector wants to see of a forward; filled from `arena`.
+struct Trace {
+  Arena* arena = nullptr;
+  bool want_hidden = false, want_scores = false, want_selection = false;
+  std::vector<TensorView> hidden;          // a layer: residual stream after it [tokens, hidden] T
+  std::map<int, TensorView> block_scores;  // full emitting layers: [tokens, Hkv, nblocks] A
+  SelectionMap selection;
+};
+
+struct ForwardOptions {
+  const SelectionMap* pinned = nullptr;  // use these selections instead of scoring
+  Trace* trace = nullptr;
+};
+
+class Saved;  // activations that backward needs, in an arena under a Recompute policy (model/saved.h)
+
+class Model {
+ public:
+  // `config` finalized; weights of the config's shapes. Keeps references.
+  Model(const ModelConfig& config, Weights& weights);
+  ~Model();
+
+  // Inference: logits [batch.logit_rows, vocab] in A, written to `logits`. `tokens` [tokens] i32.
+  void forward(Runtime& rt, const RaggedBatch& batch, const TensorView& tokens, KvStore& kv,
+               const TensorView& logits, const ForwardOptions& options = {});
+
+  // Training: forward + loss + backward. Gradients are added to the weights' grads, scaled so that a step's
+  // sum over micro-batches is the gradient of (sum of losses) * grad_scale. loss [tokens] A, nats a token, 0
+  // where the label is kIgnoreLabel.
+  struct TrainStats {
+    // a layer, means over tokens and heads; empty where the layer has no such thing
+    std::vector<double> sparse_gate_mean, window_gate_mean, selection_overlap;
+  };
+  void forward_backward(Runtime& rt, const RaggedBatch& batch, const TensorView& tokens,
+                        const TensorView& labels, double grad_scale, Recompute recompute,
+                        const TensorView& loss, TrainStats* stats = nullptr,
+                        const ForwardOptions& options = {});
+  // Loss alone, no gradients, in chunks of the vocabulary head.
+  void forward_loss(Runtime& rt, const RaggedBatch& batch, const TensorView& tokens, const TensorView& labels,
+                    const TensorView& loss, const ForwardOptions& options = {});
+
+  const ModelConfig& config() const { return config_; }
+  const LayerPlan& plan() const { return plan_; }
+  Weights& weights() { return weights_; }
+
+ private:
+  struct Impl;
+  const ModelConfig config_;
+  LayerPlan plan_;
+  Weights& weights_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hysparse

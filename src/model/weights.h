@@ -1,0 +1,71 @@
+// All parameters of a model, by layer and by checkpoint name.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/weight.h"
+#include "model/plan.h"
+
+namespace hysparse {
+
+struct LayerWeights {
+  Weight input_layernorm, post_attention_layernorm;
+  Weight q_proj, k_proj, v_proj, o_proj;  // k_proj, v_proj empty where a sparse layer has no own window K, V
+  Weight q_bias, k_bias, v_bias;          // attention_bias
+  Weight q_norm, k_norm;                  // qk_norm
+  Weight sinks;                           // window branch [Hq], value f32 (f64 under ref)
+  Weight sparse_sinks;                    // sparse branch [Hq], likewise
+  Weight sparse_gate, window_gate, gate;  // [gate_width, hidden]
+  Weight mlp_gate, mlp_up, mlp_down;
+};
+
+struct WeightSpec {  // what exists for a config, before any memory does
+  std::string name;
+  std::vector<int64_t> shape;
+  enum class Init { normal, scaled_normal, one, zero } init;  // scaled: divided by sqrt(2 L)
+  bool decay;
+  bool always_f32;  // sinks
+  bool expert = false;
+};
+// Every tensor of the checkpoint in file order (MoE included; plan and inspect use it).
+std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan& plan);
+
+struct WeightOptions {
+  DType compute = DType::f32;  // f64 (ref), f32 or bf16
+  bool training = false;       // allocate masters (where compute is narrower) and gradients
+  bool tied_storage = true;    // lm_head shares embed_tokens when the config ties them
+};
+
+class Weights {
+ public:
+  Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions options,
+          Memory& memory = host_memory());
+
+  Weight embed_tokens, norm;
+  Weight lm_head_own;  // empty when tied
+  std::vector<LayerWeights> layers;
+  Weight& lm_head() { return lm_head_own ? lm_head_own : embed_tokens; }
+
+  // Every present weight once, in checkpoint order.
+  std::vector<Weight*>& all() { return all_; }
+  Weight* find(const std::string& name);
+  const WeightOptions& options() const { return options_; }
+  Memory& memory() const { return *memory_; }
+
+  void init_random(const ModelConfig& config, const LayerPlan& plan,
+                   uint64_t seed);  // same values in every dtype, by name
+  void zero_grad();
+  void master_to_value();  // refresh compute copies, bump versions
+  int64_t parameters() const;
+
+ private:
+  WeightOptions options_;
+  Memory* memory_;
+  std::vector<Tensor> storage_;
+  std::vector<Weight*> all_;
+};
+
+}  // namespace hysparse

@@ -1,0 +1,165 @@
+#include "tensor/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace hysparse {
+namespace {
+
+class HostMemory final : public Memory {
+ public:
+  DeviceKind device() const override { return DeviceKind::cpu; }
+  void* allocate(size_t bytes) override {
+    void* p = ::operator new (std::max<size_t>(bytes, 1), std::align_val_t{64}, std::nothrow);
+    if (!p) throw failure("memory", fmt::format("could not allocate {} bytes", bytes));
+    return p;
+  }
+  void release(void* p, size_t) noexcept override { ::operator delete (p, std::align_val_t{64}); }
+  void zero(void* p, size_t bytes) override { std::memset(p, 0, bytes); }
+  void from_host(void* dst, const void* host, size_t bytes) override { std::memcpy(dst, host, bytes); }
+  void to_host(void* host, const void* src, size_t bytes) override { std::memcpy(host, src, bytes); }
+  void copy(void* dst, const void* src, size_t bytes) override { std::memmove(dst, src, bytes); }
+};
+
+size_t checked_bytes(DType dtype, std::initializer_list<int64_t> dims) {
+  size_t bytes = size_of(dtype);
+  for (int64_t d : dims) {
+    HYSPARSE_CHECK(d >= 0 && !__builtin_mul_overflow(bytes, static_cast<size_t>(d), &bytes),
+                   "tensor shape with a dimension of {} overflows", d);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Memory& host_memory() {
+  static HostMemory memory;
+  return memory;
+}
+
+TensorView::TensorView(void* p, DType t, std::initializer_list<int64_t> dims) : data(p), dtype(t) {
+  HYSPARSE_CHECK(dims.size() <= kMaxRank, "rank {} is over {}", dims.size(), kMaxRank);
+  rank = static_cast<int>(dims.size());
+  std::copy(dims.begin(), dims.end(), shape.begin());
+  int64_t step = 1;
+  for (int i = rank - 1; i >= 0; --i) {
+    stride[size_t(i)] = step;
+    step *= shape[size_t(i)];
+  }
+}
+
+int64_t TensorView::numel() const {
+  int64_t n = 1;
+  for (int i = 0; i < rank; ++i) n *= dim(i);
+  return n;
+}
+
+bool TensorView::contiguous() const {
+  int64_t step = 1;
+  for (int i = rank - 1; i >= 0; --i) {
+    if (dim(i) != 1 && stride[size_t(i)] != step) return false;
+    step *= dim(i);
+  }
+  return true;
+}
+
+bool TensorView::same_shape(const TensorView& o) const {
+  return rank == o.rank && std::equal(shape.begin(), shape.begin() + rank, o.shape.begin());
+}
+
+TensorView TensorView::rows(int64_t begin, int64_t end) const {
+  HYSPARSE_CHECK(rank >= 1 && 0 <= begin && begin <= end && end <= dim(0), "rows [{}, {}) of {}", begin, end,
+                 describe());
+  TensorView v = *this;
+  v.data = static_cast<std::byte*>(data) + static_cast<size_t>(begin * stride[0]) * size_of(dtype);
+  v.shape[0] = end - begin;
+  return v;
+}
+
+TensorView TensorView::at(int64_t i) const {
+  TensorView v = rows(i, i + 1);
+  for (int d = 1; d < rank; ++d) {
+    v.shape[size_t(d) - 1] = shape[size_t(d)];
+    v.stride[size_t(d) - 1] = stride[size_t(d)];
+  }
+  --v.rank;
+  return v;
+}
+
+TensorView TensorView::reshape(std::initializer_list<int64_t> dims) const {
+  HYSPARSE_CHECK(contiguous(), "reshape of a strided view {}", describe());
+  TensorView v(data, dtype, dims);
+  HYSPARSE_CHECK(v.numel() == numel(), "reshape {} to {}", describe(), v.describe());
+  return v;
+}
+
+std::string TensorView::describe() const {
+  std::string s(name_of(dtype));
+  s += '[';
+  for (int i = 0; i < rank; ++i) s += (i ? ", " : "") + std::to_string(dim(i));
+  return s + ']';
+}
+
+Tensor::Tensor(DType dtype, std::initializer_list<int64_t> dims, Memory& memory)
+    : bytes_(checked_bytes(dtype, dims)), memory_(&memory) {
+  void* p = memory.allocate(bytes_);
+  memory.zero(p, bytes_);
+  view_ = TensorView(p, dtype, dims);
+}
+
+Tensor& Tensor::operator=(Tensor&& o) noexcept {
+  std::swap(view_, o.view_);
+  std::swap(bytes_, o.bytes_);
+  std::swap(memory_, o.memory_);
+  return *this;
+}
+
+Tensor::~Tensor() {
+  if (memory_) memory_->release(view_.data, bytes_);
+}
+
+Arena::~Arena() {
+  for (const Slab& s : slabs_) memory_->release(s.data, s.size);
+}
+
+void* Arena::alloc_bytes(size_t bytes) {
+  bytes = (bytes + 63) & ~size_t(63);
+  while (current_ < slabs_.size() && used_ + bytes > slabs_[current_].size) {
+    ++current_;
+    used_ = 0;
+  }
+  if (current_ == slabs_.size()) {
+    const size_t grown =
+        slabs_.empty() ? size_t(1) << 20 : std::min<size_t>(slabs_.back().size * 2, size_t(256) << 20);
+    const size_t size = std::max(bytes, grown);
+    slabs_.push_back({memory_->allocate(size), size});
+    used_ = 0;
+  }
+  void* p = static_cast<std::byte*>(slabs_[current_].data) + used_;
+  used_ += bytes;
+  return p;
+}
+
+TensorView Arena::alloc(DType dtype, std::initializer_list<int64_t> dims) {
+  return TensorView(alloc_bytes(checked_bytes(dtype, dims)), dtype, dims);
+}
+
+TensorView Arena::alloc_zero(DType dtype, std::initializer_list<int64_t> dims) {
+  const TensorView v = alloc(dtype, dims);
+  memory_->zero(v.data, v.bytes());
+  return v;
+}
+
+void Arena::release(Mark m) {
+  current_ = m.slab;
+  used_ = m.used;
+}
+
+size_t Arena::bytes_reserved() const {
+  size_t n = 0;
+  for (const Slab& s : slabs_) n += s.size;
+  return n;
+}
+
+}  // namespace hysparse
