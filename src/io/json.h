@@ -1,21 +1,19 @@
-// JSON for the rest of the program, behind a narrow adaptor; nlohmann-json appears only in io/*.cpp and where
-// a .cpp needs free-form JSON.
+// Help for messages about names. JSON itself: io/json_value.h (documents) and io/json_fields.h (settings
+// structs); nlohmann-json is included only by the .cpp files that need it.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "base/error.h"
-#include "base/fields.h"
-
 namespace hysparse {
 
-// Parses with limits: depth 64, no duplicate keys, valid UTF-8; NaN/Infinity refused. Errors name `where` and
-// the byte or key. (declared with nlohmann types in io/json_value.h; settings structs go through
-// io/json_fields.h)
-
-// The valid name nearest to `name` by edit distance, or "" when nothing is near; for "did you mean" hints.
+// The valid name nearest to `name` by edit distance (ignoring case), or "" when nothing is near; for "did you
+// mean" hints. A dotted name is also tried by its last part, so that "lr" finds "train.lr".
 std::string nearest_name(std::string_view name, const std::vector<std::string>& valid);
+
+// `text` in double quotes for a message: control characters and broken UTF-8 escaped, cut after `limit`
+// bytes.
+std::string quote_text(std::string_view text, size_t limit = 80);
 
 }  // namespace hysparse
