@@ -11,10 +11,10 @@ namespace hysparse {
 
 // Key position p of sequence s, for 0 <= p < batch.kv_len(s), lies at
 //   contiguous: row cu_kv[s] + p of k/v [rows, Hkv, d|dv]
-//   paged:      page page_table[s * page_table_stride + p / page_size], row p % page_size of k/v [pages,
-//   page_size, Hkv, d|dv] ring:       p <  past_len[s]: row p % ring_len of ring slot[s] of k/v [slots,
-//   ring_len, Hkv, d|dv]; only the last
-//               min(ring_len, past_len[s]) committed positions are there
+//   paged:      page page_table[s * page_table_stride + p / page_size], row p % page_size
+//               of k/v [pages, page_size, Hkv, d|dv]
+//   ring:       p <  past_len[s]: row p % ring_len of ring slot[s] of k/v [slots, ring_len, Hkv, d|dv];
+//               only the last min(ring_len, past_len[s]) committed positions are there
 //               p >= past_len[s]: row cu_q[s] + (p - past_len[s]) of fresh_k/fresh_v [tokens, Hkv, d|dv]
 // Everything past kv_len is undefined memory (NaN in tests) and must not influence any result.
 // The innermost dimension is dense; the others are read through strides.

@@ -4,13 +4,14 @@
 // Conventions
 //   n        rows (tokens)                 S    sequences of the batch
 //   Hq, Hkv  query and KV heads, Hq % Hkv == 0; R = Hq / Hkv; query head h reads KV head h / R
-//   d, dv    head dim of q/k and of v      T    type of activations ("compute dtype"): f64 (ref), f32 or bf16
-//   (cpu, cuda) A        accumulation dtype: f64 when T is f64, else f32
-// Views may be strided in every dimension but the last unless "contiguous" is said. Outputs are overwritten
-// unless "+=" is said; inputs and outputs do not overlap unless "in place" is said. An empty optional view
-// means "not wanted". Every operation is deterministic for a given backend and dispatch level, on any number
-// of threads. Softmax scale, sinks and lse are natural-log quantities. Source: docs/hysparse.md, arXiv
-// 2602.03560.
+//   d, dv    head dim of q/k and of v
+//   T        type of activations ("compute dtype"): f64 (ref), f32 or bf16 (cpu, cuda)
+//   A        accumulation dtype: f64 when T is f64, else f32
+// Arguments are checked by kernels/checks.h. Views may be strided in every dimension but the last unless
+// "contiguous" is said. Outputs are overwritten unless "+=" is said; inputs and outputs do not overlap unless
+// "in place" is said. An empty optional view means "not wanted". Every operation is deterministic for a given
+// backend and dispatch level, on any number of threads. Softmax scale, sinks and lse are natural-log
+// quantities. Source: docs/hysparse.md, arXiv 2602.03560.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +38,6 @@ struct Runtime {
 };
 
 // ---- embedding, norms, linear, elementwise
-// --------------------------------------------------------------------------
 struct EmbeddingForward {
   TensorView tokens;     // [n] i32, each in [0, vocab)
   const Weight& weight;  // [vocab, hidden] T
@@ -110,8 +110,8 @@ struct SwigluBackward {
 };
 
 // ---- attention
-// ---------------------------------------------------------------------------------------------------- Causal
-// softmax attention over all keys 0..position of the sequence. No sink.
+
+// Causal softmax attention over all keys 0..position of the sequence. No sink.
 struct AttentionForward {
   const RaggedBatch& batch;
   TensorView q;  // [n, Hq, d] T
@@ -119,8 +119,8 @@ struct AttentionForward {
   double scale;
   TensorView o;    // [n, Hq, dv] T
   TensorView lse;  // [n, Hq] A, natural log
-  // Block log-scores (spec section 3, the paper's Eq. 3): max over the R heads of (max over i in block j, i
-  // <= t, of scale q.k - lse_h). -inf for blocks beyond floor(t / block). Ranking precision A, never
+  // Block log-scores (spec section 3, the paper's Eq. 3): max over the R heads h of (max over i in block j,
+  // i <= t, of scale q.k - lse_h); -inf in every column beyond floor(t / block). Computed in A, never
   // narrower.
   int64_t score_block = 0;
   TensorView block_scores;  // optional [n, Hkv, nblocks] A, nblocks >= ceil(max kv_len / score_block)
@@ -137,8 +137,9 @@ struct AttentionBackward {
 };
 
 // Picks the `entries` blocks of largest score a token and KV head: equal scores -> lower index first;
-// ascending; padded with -1. Only blocks 0..floor(t / block) compete. Forced blocks take entries of the same
-// budget.
+// ascending; padded with -1. Only blocks 0..floor(t / block) compete. A score of -inf (or NaN) means "no such
+// block": it is picked only where forced. Forced blocks take entries of the same budget and rank as +inf, so
+// with room for one of two, block 0 wins.
 struct SelectBlocks {
   const RaggedBatch& batch;
   TensorView block_scores;  // [n, Hkv, nblocks] A
@@ -146,8 +147,8 @@ struct SelectBlocks {
   bool force_first, force_diagonal;
   TensorView idx;  // out [n, Hkv, entries] i32
 };
-// Scores for the random control: to_unit(hash_words({seed, step, row, layer, head, position, block})), same
-// layout as block scores.
+// Scores for the random control: to_unit(hash_words({seed, step, row, layer, head, position, block})) rounded
+// to f32 in every backend, so that all rank alike; same layout as block scores. head counts KV heads.
 struct RandomScores {
   const RaggedBatch& batch;
   uint64_t seed;
@@ -162,7 +163,8 @@ struct SparseAttentionForward {
   const RaggedBatch& batch;
   TensorView q;         // [n, Hq, d] T
   KvView kv;            // the source layer's shared K, V
-  Selection selection;  // idx [n, Hkv, entries]; -1 entries are skipped wherever they stand
+  Selection selection;  // idx [n, Hkv, entries]; -1 entries are skipped wherever they stand, the others are
+                        // distinct; tokens beyond the query (whole blocks too) are not visible
   double scale;
   TensorView sinks;  // optional [Hq] A; -inf allowed
   TensorView o;      // [n, Hq, dv] T
@@ -220,7 +222,6 @@ struct GatedSumBackward {
 };
 
 // ---- loss and optimiser
-// -------------------------------------------------------------------------------------------
 inline constexpr int32_t kIgnoreLabel = -100;
 
 // loss_i = logsumexp(logits_i) - logits_i[label_i], nats; 0 where label is kIgnoreLabel (its dlogits row is
@@ -247,8 +248,8 @@ struct SumSquares {  // out[0] += sum x^2, accumulated in f64 in a fixed order
   TensorView out;    // [1] f64
 };
 
-// ---- composites: default = the chain of primitives (src/kernels/composites.cpp); a backend may override
-// -------------------
+// ---- composites: default = the chain of primitives (composites.cpp); a backend may override
+
 struct AttentionSelect {  // attention with block scores, then selection, in query chunks of bounded score
                           // memory
   AttentionForward attention;  // block_scores optional: on request the full [n, Hkv, nblocks] is filled too
@@ -272,8 +273,8 @@ struct AddRmsNorm {     // x += delta, in place; y = rmsnorm(x)
   TensorView y;
   TensorView rstd;  // optional [n] A
 };
-// Loss over the vocabulary in row chunks; [n, vocab] never exists at once. Where grad_scale != 0: dx and
-// weight.grad are produced.
+// Loss over the vocabulary in row chunks; [n, vocab] never exists at once. Where grad_scale != 0, dx and
+// weight.grad are produced; with 0 they are left alone.
 struct HeadLoss {
   TensorView x;       // [n, hidden] T, after the final norm
   Weight& weight;     // [vocab, hidden]; grad += unless empty

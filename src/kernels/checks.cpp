@@ -1,0 +1,438 @@
+#include "kernels/checks.h"
+
+#include <initializer_list>
+#include <string>
+
+namespace hysparse {
+namespace {
+
+constexpr int64_t kAny = -1;
+
+std::string dims_text(std::initializer_list<int64_t> dims) {
+  std::string s = "[";
+  for (int64_t d : dims)
+    s += (s.size() > 1 ? ", " : "") + (d == kAny ? std::string("any") : std::to_string(d));
+  return s + "]";
+}
+
+[[noreturn]] void refuse(const char* op, const char* name, const std::string& expected,
+                         const std::string& got) {
+  throw failure("internal check", fmt::format("{}: {}: expected {}, got {}", op, name, expected, got));
+}
+
+DType compute(const char* op, const char* name, const TensorView& v) {
+  if (!v) refuse(op, name, "a tensor", "none");
+  if (v.dtype != DType::f64 && v.dtype != DType::f32 && v.dtype != DType::bf16)
+    refuse(op, name, "f64, f32 or bf16", v.describe());
+  return v.dtype;
+}
+
+// Present, of this dtype and shape (kAny matches any extent), innermost dimension dense.
+void want(const char* op, const char* name, const TensorView& v, DType dtype,
+          std::initializer_list<int64_t> dims) {
+  const auto expected = [&] { return fmt::format("{}{}", name_of(dtype), dims_text(dims)); };
+  if (!v) refuse(op, name, expected(), "none");
+  bool ok = v.dtype == dtype && v.rank == static_cast<int>(dims.size());
+  int i = 0;
+  for (int64_t d : dims) {
+    ok = ok && (d == kAny || v.dim(i) == d);
+    ++i;
+  }
+  if (!ok) refuse(op, name, expected(), v.describe());
+  if (v.rank > 0 && v.dim(v.rank - 1) > 1 && v.stride[size_t(v.rank) - 1] != 1)
+    refuse(op, name, "a dense last dimension",
+           fmt::format("{} with stride {}", v.describe(), v.stride[size_t(v.rank) - 1]));
+}
+void want_either(const char* op, const char* name, const TensorView& v, DType t, DType other,
+                 std::initializer_list<int64_t> dims) {
+  want(op, name, v, v && v.dtype == other ? other : t, dims);
+}
+void maybe(const char* op, const char* name, const TensorView& v, DType dtype,
+           std::initializer_list<int64_t> dims) {
+  if (v) want(op, name, v, dtype, dims);
+}
+void want_like(const char* op, const char* name, const TensorView& v, const TensorView& like) {
+  if (v.rank == like.rank && v.rank > 0 && v.same_shape(like) && v.dtype == like.dtype &&
+      (v.dim(v.rank - 1) <= 1 || v.stride[size_t(v.rank) - 1] == 1) && v)
+    return;
+  refuse(op, name, like.describe() + " with a dense last dimension", v ? v.describe() : "none");
+}
+void want_contiguous(const char* op, const char* name, const TensorView& v) {
+  if (!v.contiguous()) refuse(op, name, "a contiguous tensor", v.describe() + " with gaps");
+}
+
+void check_batch(const char* op, const RaggedBatch& b, int64_t rows) {
+  HYSPARSE_CHECK(!b.cu_q.empty() && b.cu_q[0] == 0 && b.cu_q.size() == b.past_len.size() + 1,
+                 "{}: batch: cu_q has {} entries for {} sequences", op, b.cu_q.size(), b.past_len.size());
+  for (int64_t s = 0; s < b.sequences(); ++s)
+    HYSPARSE_CHECK(b.q_len(s) >= 0 && b.past_len[size_t(s)] >= 0,
+                   "{}: batch: sequence {} has {} queries after {} tokens", op, s, b.q_len(s),
+                   b.past_len[size_t(s)]);
+  HYSPARSE_CHECK(b.tokens() == rows, "{}: batch holds {} tokens, q has {} rows", op, b.tokens(), rows);
+}
+
+void check_kv(const char* op, const RaggedBatch& b, const KvView& kv, DType t, int64_t d) {
+  const bool contiguous = kv.kind == KvView::Kind::contiguous;
+  if (contiguous) {
+    want(op, "k", kv.k, t, {kAny, kAny, d});
+    want(op, "v", kv.v, t, {kv.k.dim(0), kv.k.dim(1), kAny});
+    HYSPARSE_CHECK(kv.cu_kv, "{}: contiguous view without cu_kv", op);
+  } else {
+    want(op, "k", kv.k, t, {kAny, kAny, kAny, d});
+    want(op, "v", kv.v, t, {kv.k.dim(0), kv.k.dim(1), kv.k.dim(2), kAny});
+  }
+  if (kv.kind == KvView::Kind::paged)
+    HYSPARSE_CHECK(kv.page_table && kv.page_size > 0 && kv.page_size == kv.k.dim(1),
+                   "{}: paged view: page_size {} with k {}", op, kv.page_size, kv.k.describe());
+  if (kv.kind == KvView::Kind::ring) {
+    HYSPARSE_CHECK(kv.slot && kv.ring_len > 0 && kv.ring_len == kv.k.dim(1),
+                   "{}: ring view: ring_len {} with k {}", op, kv.ring_len, kv.k.describe());
+    want(op, "fresh_k", kv.fresh_k, t, {b.tokens(), kv.heads(), d});
+    want(op, "fresh_v", kv.fresh_v, t, {b.tokens(), kv.heads(), kv.v_head_dim()});
+  }
+  for (int64_t s = 0; s < b.sequences(); ++s) {
+    const int64_t len = b.kv_len(s);
+    switch (kv.kind) {
+      case KvView::Kind::contiguous:
+        HYSPARSE_CHECK(kv.cu_kv[s] >= 0 && kv.cu_kv[s] + len <= kv.k.dim(0),
+                       "{}: sequence {} reads rows [{}, {}) of {}", op, s, kv.cu_kv[s], kv.cu_kv[s] + len,
+                       kv.k.describe());
+        break;
+      case KvView::Kind::paged:
+        HYSPARSE_CHECK(len <= kv.page_table_stride * kv.page_size,
+                       "{}: sequence {} has {} keys, its page table holds {} pages of {}", op, s, len,
+                       kv.page_table_stride, kv.page_size);
+        break;
+      case KvView::Kind::ring:
+        HYSPARSE_CHECK(kv.slot[s] >= 0 && kv.slot[s] < kv.k.dim(0), "{}: sequence {}: ring slot {} of {}", op,
+                       s, kv.slot[s], kv.k.dim(0));
+        break;
+    }
+  }
+}
+
+// What the three attention forwards have in common. Returns T.
+template <class F>
+DType check_forward(const char* op, const F& a) {
+  const DType t = compute(op, "q", a.q);
+  const DType acc = accumulation_dtype(t);
+  want(op, "q", a.q, t, {a.batch.tokens(), kAny, kAny});
+  const int64_t n = a.q.dim(0), hq = a.q.dim(1);
+  check_batch(op, a.batch, n);
+  check_kv(op, a.batch, a.kv, t, a.q.dim(2));
+  HYSPARSE_CHECK(a.kv.heads() > 0 && hq % a.kv.heads() == 0,
+                 "{}: {} query heads do not divide into {} key/value heads", op, hq, a.kv.heads());
+  want(op, "o", a.o, t, {n, hq, a.kv.v_head_dim()});
+  want(op, "lse", a.lse, acc, {n, hq});
+  return t;
+}
+template <class B>
+DType check_backward(const char* op, const B& a) {
+  const DType t = check_forward(op, a);
+  const DType acc = accumulation_dtype(t);
+  HYSPARSE_CHECK(a.kv.kind == KvView::Kind::contiguous, "{}: needs a contiguous view of k and v", op);
+  want_like(op, "d_o", a.d_o, a.o);
+  want_like(op, "dq", a.dq, a.q);
+  want(op, "dk", a.dk, acc, {a.kv.k.dim(0), a.kv.heads(), a.kv.head_dim()});
+  want(op, "dv", a.dv, acc, {a.kv.k.dim(0), a.kv.heads(), a.kv.v_head_dim()});
+  return t;
+}
+void check_selection(const char* op, const Selection& s, int64_t n, int64_t heads) {
+  want(op, "selection", s.idx, DType::i32, {n, heads, kAny});
+  HYSPARSE_CHECK(s.block >= 1, "{}: selection block {}", op, s.block);
+}
+// Keys that a window needs from the ring are at most `window - 1` committed ones.
+void check_window(const char* op, const KvView& kv, int64_t window) {
+  HYSPARSE_CHECK(window >= 1, "{}: window {}", op, window);
+  if (kv.kind == KvView::Kind::ring)
+    HYSPARSE_CHECK(kv.ring_len >= window, "{}: a ring of {} for a window of {}", op, kv.ring_len, window);
+}
+void check_whole_ring(const char* op, const RaggedBatch& b, const KvView& kv) {
+  if (kv.kind != KvView::Kind::ring) return;
+  for (int64_t p : b.past_len)
+    HYSPARSE_CHECK(p <= kv.ring_len, "{}: {} past tokens, a ring keeps {}", op, p, kv.ring_len);
+}
+void check_paged_block(const char* op, const KvView& kv, int64_t block) {
+  if (kv.kind == KvView::Kind::paged)
+    HYSPARSE_CHECK(kv.page_size % block == 0, "{}: page_size {} is not a multiple of the block {}", op,
+                   kv.page_size, block);
+}
+int64_t blocks_of(int64_t length, int64_t block) {
+  return (length + block - 1) / block;
+}
+
+void check_gate(const char* op, const char* name, const TensorView& gate, const TensorView& a, DType acc) {
+  const bool channel = gate && gate.rank == 2 && gate.dim(1) != a.dim(1);
+  want(op, name, gate, acc, {a.dim(0), channel ? a.dim(1) * a.dim(2) : a.dim(1)});
+}
+
+}  // namespace
+
+DType check_args(const EmbeddingForward& a) {
+  const char* op = "embedding";
+  const DType t = compute(op, "weight", a.weight.value);
+  want(op, "weight", a.weight.value, t, {kAny, kAny});
+  want(op, "tokens", a.tokens, DType::i32, {kAny});
+  want(op, "y", a.y, t, {a.tokens.dim(0), a.weight.value.dim(1)});
+  return t;
+}
+DType check_args(const EmbeddingBackward& a) {
+  const char* op = "embedding_backward";
+  const DType t = compute(op, "dy", a.dy);
+  want(op, "weight.grad", a.weight.grad, accumulation_dtype(t), {kAny, kAny});
+  want(op, "tokens", a.tokens, DType::i32, {kAny});
+  want(op, "dy", a.dy, t, {a.tokens.dim(0), a.weight.grad.dim(1)});
+  return t;
+}
+
+DType check_args(const RmsNormForward& a) {
+  const char* op = "rmsnorm";
+  const DType t = compute(op, "x", a.x);
+  HYSPARSE_CHECK(a.x.rank == 2 || a.x.rank == 3, "{}: x: expected rank 2 or 3, got {}", op, a.x.describe());
+  want_like(op, "x", a.x, a.x);
+  want(op, "weight", a.weight.value, t, {a.x.dim(a.x.rank - 1)});
+  want_like(op, "y", a.y, a.x);
+  if (a.rstd && a.x.rank == 2) want(op, "rstd", a.rstd, accumulation_dtype(t), {a.x.dim(0)});
+  if (a.rstd && a.x.rank == 3) want(op, "rstd", a.rstd, accumulation_dtype(t), {a.x.dim(0), a.x.dim(1)});
+  return t;
+}
+DType check_args(const RmsNormBackward& a) {
+  const char* op = "rmsnorm_backward";
+  const DType t = check_args(RmsNormForward{a.x, a.weight, 0, a.dx, a.rstd});
+  HYSPARSE_CHECK(a.rstd, "{}: rstd of the forward is missing", op);
+  want_like(op, "dy", a.dy, a.x);
+  maybe(op, "weight.grad", a.weight.grad, accumulation_dtype(t), {a.x.dim(a.x.rank - 1)});
+  return t;
+}
+
+DType check_args(const LinearForward& a) {
+  const char* op = "linear";
+  const DType t = compute(op, "x", a.x);
+  want(op, "x", a.x, t, {kAny, kAny});
+  want(op, "weight", a.weight.value, t, {kAny, a.x.dim(1)});
+  if (a.bias) want(op, "bias", a.bias->value, t, {a.weight.value.dim(0)});
+  want_either(op, "y", a.y, t, accumulation_dtype(t), {a.x.dim(0), a.weight.value.dim(0)});
+  return t;
+}
+DType check_args(const LinearBackward& a) {
+  const char* op = "linear_backward";
+  const DType t = compute(op, "x", a.x);
+  const DType acc = accumulation_dtype(t);
+  want(op, "x", a.x, t, {kAny, kAny});
+  want(op, "weight", a.weight.value, t, {kAny, a.x.dim(1)});
+  const int64_t out = a.weight.value.dim(0);
+  maybe(op, "weight.grad", a.weight.grad, acc, {out, a.x.dim(1)});
+  if (a.bias) maybe(op, "bias.grad", a.bias->grad, acc, {out});
+  want_either(op, "dy", a.dy, t, acc, {a.x.dim(0), out});
+  maybe(op, "dx", a.dx, t, {a.x.dim(0), a.x.dim(1)});
+  return t;
+}
+
+DType check_args(const Rope& a) {
+  const char* op = "rope";
+  const DType t = compute(op, "x", a.x);
+  const DType acc = accumulation_dtype(t);
+  want(op, "x", a.x, t, {kAny, kAny, kAny});
+  want(op, "cos", a.cos, acc, {kAny, kAny});
+  want(op, "sin", a.sin, acc, {a.cos.dim(0), a.cos.dim(1)});
+  HYSPARSE_CHECK(2 * a.cos.dim(1) <= a.x.dim(2), "{}: tables rotate {} dims of a head of {}", op,
+                 2 * a.cos.dim(1), a.x.dim(2));
+  HYSPARSE_CHECK(a.position || a.x.dim(0) == 0, "{}: no positions", op);
+  for (int64_t i = 0; i < a.x.dim(0); ++i)
+    HYSPARSE_CHECK(a.position[i] >= 0 && a.position[i] < a.cos.dim(0),
+                   "{}: position {} of row {} lies outside the table of {}", op, a.position[i], i,
+                   a.cos.dim(0));
+  return t;
+}
+
+DType check_args(const Add& a) {
+  const DType t = compute("add", "a", a.a);
+  want_like("add", "a", a.a, a.a);
+  want_like("add", "b", a.b, a.a);
+  want_like("add", "y", a.y, a.a);
+  return t;
+}
+void check_args(const Cast& a) {
+  compute("cast", "src", a.src);
+  compute("cast", "dst", a.dst);
+  HYSPARSE_CHECK(a.src.same_shape(a.dst), "cast: {} to {}", a.src.describe(), a.dst.describe());
+  want_like("cast", "src", a.src, a.src);
+  want_like("cast", "dst", a.dst, a.dst);
+}
+DType check_args(const GatherRows& a) {
+  const char* op = "gather_rows";
+  const DType t = compute(op, "src", a.src);
+  want(op, "src", a.src, t, {kAny, kAny});
+  want(op, "dst", a.dst, t, {kAny, a.src.dim(1)});
+  HYSPARSE_CHECK(a.rows || a.dst.dim(0) == 0, "{}: no rows", op);
+  for (int64_t i = 0; i < a.dst.dim(0); ++i)
+    HYSPARSE_CHECK(a.rows[i] >= 0 && a.rows[i] < a.src.dim(0), "{}: row {} of {}", op, a.rows[i],
+                   a.src.describe());
+  return t;
+}
+
+DType check_args(const SwigluForward& a) {
+  const DType t = compute("swiglu", "gate", a.gate);
+  want("swiglu", "gate", a.gate, t, {kAny, kAny});
+  want_like("swiglu", "up", a.up, a.gate);
+  want_like("swiglu", "h", a.h, a.gate);
+  return t;
+}
+DType check_args(const SwigluBackward& a) {
+  const char* op = "swiglu_backward";
+  const DType t = check_args(SwigluForward{a.gate, a.up, a.dh});
+  want_like(op, "dgate", a.dgate, a.gate);
+  want_like(op, "dup", a.dup, a.gate);
+  return t;
+}
+
+DType check_args(const AttentionForward& a) {
+  const char* op = "attention";
+  const DType t = check_forward(op, a);
+  check_whole_ring(op, a.batch, a.kv);
+  if (a.block_scores) {
+    HYSPARSE_CHECK(a.score_block >= 1, "{}: block scores with a block of {}", op, a.score_block);
+    want(op, "block_scores", a.block_scores, accumulation_dtype(t), {a.q.dim(0), a.kv.heads(), kAny});
+    HYSPARSE_CHECK(a.block_scores.dim(2) >= blocks_of(a.batch.max_kv_len(), a.score_block),
+                   "{}: block_scores {} hold too few blocks of {} for {} keys", op, a.block_scores.describe(),
+                   a.score_block, a.batch.max_kv_len());
+    check_paged_block(op, a.kv, a.score_block);
+  }
+  return t;
+}
+DType check_args(const AttentionBackward& a) {
+  return check_backward("attention_backward", a);
+}
+
+DType check_args(const SelectBlocks& a) {
+  const char* op = "select_blocks";
+  const DType acc = compute(op, "block_scores", a.block_scores);
+  HYSPARSE_CHECK(acc == accumulation_dtype(acc), "{}: block_scores in {}", op, name_of(acc));
+  want(op, "block_scores", a.block_scores, acc, {a.batch.tokens(), kAny, kAny});
+  check_batch(op, a.batch, a.block_scores.dim(0));
+  HYSPARSE_CHECK(a.block >= 1 && a.block_scores.dim(2) >= blocks_of(a.batch.max_kv_len(), a.block),
+                 "{}: block_scores {} hold too few blocks of {} for {} keys", op, a.block_scores.describe(),
+                 a.block, a.batch.max_kv_len());
+  want(op, "idx", a.idx, DType::i32, {a.block_scores.dim(0), a.block_scores.dim(1), kAny});
+  HYSPARSE_CHECK(a.idx.dim(2) >= 1, "{}: idx {} has no entries", op, a.idx.describe());
+  return acc;
+}
+DType check_args(const RandomScores& a) {
+  const char* op = "random_scores";
+  const DType acc = compute(op, "block_scores", a.block_scores);
+  HYSPARSE_CHECK(acc == accumulation_dtype(acc), "{}: block_scores in {}", op, name_of(acc));
+  want(op, "block_scores", a.block_scores, acc, {a.batch.tokens(), kAny, kAny});
+  check_batch(op, a.batch, a.block_scores.dim(0));
+  HYSPARSE_CHECK(int64_t(a.batch.row.size()) == a.batch.sequences(),
+                 "{}: batch names {} rows for {} sequences", op, a.batch.row.size(), a.batch.sequences());
+  HYSPARSE_CHECK(a.block >= 1 && a.block_scores.dim(2) >= blocks_of(a.batch.max_kv_len(), a.block),
+                 "{}: block_scores {} hold too few blocks of {} for {} keys", op, a.block_scores.describe(),
+                 a.block, a.batch.max_kv_len());
+  return acc;
+}
+
+DType check_args(const SparseAttentionForward& a) {
+  const char* op = "sparse_attention";
+  const DType t = check_forward(op, a);
+  check_whole_ring(op, a.batch, a.kv);
+  check_selection(op, a.selection, a.q.dim(0), a.kv.heads());
+  check_paged_block(op, a.kv, a.selection.block);
+  maybe(op, "sinks", a.sinks, accumulation_dtype(t), {a.q.dim(1)});
+  return t;
+}
+DType check_args(const SparseAttentionBackward& a) {
+  const char* op = "sparse_attention_backward";
+  const DType t = check_backward(op, a);
+  check_selection(op, a.selection, a.q.dim(0), a.kv.heads());
+  maybe(op, "sinks", a.sinks, accumulation_dtype(t), {a.q.dim(1)});
+  maybe(op, "dsinks", a.dsinks, accumulation_dtype(t), {a.q.dim(1)});
+  HYSPARSE_CHECK(a.sinks || !a.dsinks, "{}: dsinks wanted without sinks", op);
+  return t;
+}
+DType check_args(const WindowAttentionForward& a) {
+  const char* op = "window_attention";
+  const DType t = check_forward(op, a);
+  check_window(op, a.kv, a.window);
+  maybe(op, "sinks", a.sinks, accumulation_dtype(t), {a.q.dim(1)});
+  return t;
+}
+DType check_args(const WindowAttentionBackward& a) {
+  const char* op = "window_attention_backward";
+  const DType t = check_backward(op, a);
+  check_window(op, a.kv, a.window);
+  maybe(op, "sinks", a.sinks, accumulation_dtype(t), {a.q.dim(1)});
+  maybe(op, "dsinks", a.dsinks, accumulation_dtype(t), {a.q.dim(1)});
+  HYSPARSE_CHECK(a.sinks || !a.dsinks, "{}: dsinks wanted without sinks", op);
+  return t;
+}
+
+DType check_args(const GatedSumForward& a) {
+  const char* op = "gated_sum";
+  const DType t = compute(op, "a", a.a);
+  const DType acc = accumulation_dtype(t);
+  want(op, "a", a.a, t, {kAny, kAny, kAny});
+  check_gate(op, "gate_a", a.gate_a, a.a, acc);
+  if (a.b) {
+    want_like(op, "b", a.b, a.a);
+    check_gate(op, "gate_b", a.gate_b, a.a, acc);
+  }
+  want_like(op, "out", a.out, a.a);
+  return t;
+}
+DType check_args(const GatedSumBackward& a) {
+  const char* op = "gated_sum_backward";
+  const DType t = check_args(GatedSumForward{a.a, a.gate_a, a.b, a.gate_b, a.d_out});
+  want_like(op, "da", a.da, a.a);
+  want_like(op, "dgate_a", a.dgate_a, a.gate_a);
+  if (a.b) {
+    want_like(op, "db", a.db, a.a);
+    want_like(op, "dgate_b", a.dgate_b, a.gate_b);
+  }
+  return t;
+}
+
+DType check_args(const CrossEntropy& a) {
+  const char* op = "cross_entropy";
+  const DType acc = compute(op, "logits", a.logits);
+  HYSPARSE_CHECK(acc == accumulation_dtype(acc), "{}: logits in {}", op, name_of(acc));
+  want(op, "logits", a.logits, acc, {kAny, kAny});
+  want(op, "labels", a.labels, DType::i32, {a.logits.dim(0)});
+  want(op, "loss", a.loss, acc, {a.logits.dim(0)});
+  if (a.dlogits)
+    want_either(op, "dlogits", a.dlogits, acc, acc == DType::f32 ? DType::bf16 : acc,
+                {a.logits.dim(0), a.logits.dim(1)});
+  return acc;
+}
+DType check_args(const AdamW& a) {
+  const char* op = "adamw";
+  const Weight& w = a.weight;
+  const DType acc = compute(op, "weight.master", w.master);
+  HYSPARSE_CHECK(acc == accumulation_dtype(acc), "{}: weight.master in {}", op, name_of(acc));
+  compute(op, "weight.value", w.value);
+  HYSPARSE_CHECK(w.value.same_shape(w.master), "{}: value {} and master {}", op, w.value.describe(),
+                 w.master.describe());
+  want_like(op, "weight.grad", w.grad, w.master);
+  want_like(op, "m", a.m, w.master);
+  want_like(op, "v", a.v, w.master);
+  for (const TensorView* v : {&w.value, &w.master, &w.grad, &a.m, &a.v}) want_contiguous(op, "state", *v);
+  HYSPARSE_CHECK(a.step >= 1, "{}: step {} counts from 1", op, a.step);
+  return acc;
+}
+void check_args(const SumSquares& a) {
+  compute("sum_squares", "x", a.x);
+  want_contiguous("sum_squares", "x", a.x);
+  want("sum_squares", "out", a.out, DType::f64, {1});
+}
+DType check_args(const HeadLoss& a) {
+  const char* op = "head_loss";
+  const DType t = compute(op, "x", a.x);
+  want(op, "x", a.x, t, {kAny, kAny});
+  want(op, "weight", a.weight.value, t, {kAny, a.x.dim(1)});
+  want(op, "labels", a.labels, DType::i32, {a.x.dim(0)});
+  want(op, "loss", a.loss, accumulation_dtype(t), {a.x.dim(0)});
+  maybe(op, "dx", a.dx, t, {a.x.dim(0), a.x.dim(1)});
+  maybe(op, "weight.grad", a.weight.grad, accumulation_dtype(t), {a.weight.value.dim(0), a.x.dim(1)});
+  return t;
+}
+
+}  // namespace hysparse
