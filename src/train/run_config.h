@@ -1,5 +1,5 @@
-// A run file: one JSON with the model's keys flat (as in config.json) and the run's settings under `train` and
-// `data`.
+// A run file: one JSON with the model's keys flat (as in config.json) and the run's settings under `train`
+// and `data`.
 #pragma once
 
 #include <cstdint>
@@ -79,7 +79,8 @@ struct TrainConfig {
           "what backward recomputes instead of keeping: none, selective or layer (least memory)");
     visit("lr", &T::lr, "peak learning rate");
     visit("min_lr", &T::min_lr, "learning rate at the end of the decay (absolute)");
-    visit("schedule", &T::schedule, "wsd (warm-up, stable, decay), cosine or constant, all after the warm-up");
+    visit("schedule", &T::schedule,
+          "wsd (warm-up, stable, decay), cosine or constant, all after the warm-up");
     visit("warmup_steps", &T::warmup_steps, "steps of linear warm-up");
     visit("decay_steps", &T::decay_steps, "wsd: the last steps, in which the rate falls to min_lr");
     visit("decay_shape", &T::decay_shape, "wsd: linear or sqrt (1 - sqrt of the decay's progress)");

@@ -1,0 +1,174 @@
+#include "train/run_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "io/files.h"
+#include "io/json_fields.h"
+#include "io/json_value.h"
+#include "model/config_fields.h"
+
+namespace hysparse {
+
+const std::vector<std::pair<Schedule, std::string_view>>& EnumNames<Schedule>::list() {
+  static const std::vector<std::pair<Schedule, std::string_view>> names = {
+      {Schedule::wsd, "wsd"}, {Schedule::cosine, "cosine"}, {Schedule::constant, "constant"}};
+  return names;
+}
+const std::vector<std::pair<DecayShape, std::string_view>>& EnumNames<DecayShape>::list() {
+  static const std::vector<std::pair<DecayShape, std::string_view>> names = {{DecayShape::linear, "linear"},
+                                                                             {DecayShape::sqrt, "sqrt"}};
+  return names;
+}
+const std::vector<std::pair<TrainDType, std::string_view>>& EnumNames<TrainDType>::list() {
+  static const std::vector<std::pair<TrainDType, std::string_view>> names = {
+      {TrainDType::f32, "f32"}, {TrainDType::bf16, "bf16"}, {TrainDType::f64, "f64"}};
+  return names;
+}
+
+namespace {
+
+// The two groups of a run file beside the model's flat keys.
+struct Groups {
+  TrainConfig train;
+  DataConfig data;
+  template <class V>
+  static void fields(V&& visit) {
+    visit("train", &Groups::train, "how to train");
+    visit("data", &Groups::data, "how data is read");
+  }
+};
+
+std::vector<std::string> model_keys() {
+  std::vector<std::string> keys;
+  for (const FieldInfo& f : list_fields<ModelConfig>()) keys.push_back(f.name);
+  return keys;
+}
+
+// What `--set` said about the layout, which the file may have stated otherwise.
+struct LayoutOverrides {
+  bool attention = false, interval = false, layers = false, layer_types = false;
+};
+
+// An override wins over what the file says: `attention` replaces layer_types and the other way round.
+void settle_layout(ModelConfig& model, const LayoutOverrides& set) {
+  if (set.layer_types) {
+    if (!set.attention) model.attention.reset();
+    if (!set.interval) model.full_attention_interval.reset();
+    return;
+  }
+  if (model.layer_types.empty() || !(set.attention || set.interval)) return;
+  if (set.attention && model.attention && !set.interval && !set.layers) {
+    replace_layout(model, *model.attention);  // keeps where the full layers of an explicit list are
+    return;
+  }
+  if (!model.attention) model.attention = model.kind();
+  if (model.attention) model.layer_types.clear();
+}
+
+void apply_sets(RunConfig& config, const std::vector<std::string>& sets) {
+  Groups groups{config.train, config.data};
+  LayoutOverrides layout;
+  const std::vector<std::string> keys = model_keys();
+  std::vector<std::string> all = keys;
+  for (const FieldInfo& f : list_fields<Groups>()) all.push_back(f.name);
+  for (const std::string& set : sets) {
+    const size_t equals = set.find('=');
+    if (equals == std::string::npos || equals == 0)
+      throw expected_error("--set", "key=value", '"' + set + '"', "for example --set train.lr=3e-4");
+    const std::string key = set.substr(0, equals), value = set.substr(equals + 1);
+    if (std::find(keys.begin(), keys.end(), key) != keys.end()) {
+      set_field(config.model, key, value, "--set");
+      layout.attention |= key == "attention";
+      layout.interval |= key == "full_attention_interval";
+      layout.layers |= key == "num_hidden_layers";
+      layout.layer_types |= key == "layer_types";
+    } else if (std::find(all.begin(), all.end(), key) != all.end() || key == "train" || key == "data") {
+      set_field(groups, key, value, "--set");
+    } else {
+      const std::string near = nearest_name(key, all);
+      throw input_error("--set", "unknown key \"" + key + '"',
+                        near.empty() ? "" : "did you mean \"" + near + "\"?");
+    }
+  }
+  settle_layout(config.model, layout);
+  config.train = groups.train;
+  config.data = groups.data;
+}
+
+struct RangeCheck {
+  const std::string& where;
+  void whole(const char* key, int64_t value, int64_t low, int64_t high = int64_t(1) << 40) const {
+    if (value < low || value > high)
+      throw expected_error(where, fmt::format("train.{} from {} to {}", key, low, high),
+                           std::to_string(value));
+  }
+  void real(const char* key, double value, bool ok, const char* expected) const {
+    if (!ok || !std::isfinite(value))
+      throw expected_error(where, fmt::format("train.{} {}", key, expected), fmt::format("{}", value));
+  }
+};
+
+}  // namespace
+
+void validate_run_config(const RunConfig& config, const std::string& where) {
+  const TrainConfig& t = config.train;
+  const RangeCheck check{where};
+  check.whole("steps", t.steps, 1);
+  check.whole("seq_len", t.seq_len, 1, int64_t(1) << 31);
+  check.whole("global_batch_size", t.global_batch_size, 1, int64_t(1) << 24);
+  check.whole("micro_batch_size", t.micro_batch_size, 0, t.global_batch_size);
+  check.whole("warmup_steps", t.warmup_steps, 0);
+  check.whole("decay_steps", t.decay_steps, 0, t.steps);
+  check.whole("max_nonfinite_steps", t.max_nonfinite_steps, 1);
+  check.whole("log_interval", t.log_interval, 1);
+  check.whole("eval_interval", t.eval_interval, 0);
+  check.whole("eval_tokens", t.eval_tokens, 0);
+  check.whole("sample_interval", t.sample_interval, 0);
+  check.whole("sample_tokens", t.sample_tokens, 1);
+  check.whole("checkpoint_interval", t.checkpoint_interval, 0);
+  check.whole("keep_last", t.keep_last, 1);
+  check.real("lr", t.lr, t.lr > 0, "above 0");
+  check.real("min_lr", t.min_lr, t.min_lr >= 0 && t.min_lr <= t.lr, "from 0 to lr");
+  check.real("beta1", t.beta1, t.beta1 >= 0 && t.beta1 < 1, "from 0 to below 1");
+  check.real("beta2", t.beta2, t.beta2 >= 0 && t.beta2 < 1, "from 0 to below 1");
+  check.real("eps", t.eps, t.eps > 0, "above 0");
+  check.real("weight_decay", t.weight_decay, t.weight_decay >= 0, "at least 0");
+  check.real("grad_clip", t.grad_clip, t.grad_clip >= 0, "at least 0 (0: no clipping)");
+  check.real("time_limit_seconds", t.time_limit_seconds, t.time_limit_seconds >= 0,
+             "at least 0 (0: no limit)");
+  if (t.schedule != Schedule::wsd && t.decay_steps != 0)
+    throw expected_error(where, "train.decay_steps with schedule wsd only",
+                         std::string(enum_name(t.schedule)));
+}
+
+RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& sets) {
+  const bool directory = std::filesystem::is_directory(path);
+  const std::filesystem::path file = directory ? path / "config.json" : path;
+  const std::string where = file.string();
+  Json json = read_json_file(file);
+  RunConfig config;
+  read_fields(json, config.model, where, {"train", "data"});
+  Groups groups;
+  Json settings = Json::object();
+  for (const char* key : {"train", "data"})
+    if (json.contains(key)) settings[key] = json[key];
+  read_fields(settings, groups, where);
+  config.train = groups.train;
+  config.data = groups.data;
+  apply_sets(config, sets);
+  config.model.finalize(where);
+  validate_run_config(config, where);
+  return config;
+}
+
+std::string run_config_json(const RunConfig& config) {
+  Json json = write_fields(config.model);
+  json["train"] = write_fields(config.train);
+  json["data"] = write_fields(config.data);
+  return dump_json(json);
+}
+
+}  // namespace hysparse
