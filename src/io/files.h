@@ -1,4 +1,7 @@
 // Files as a user sees them: whole reads with clear errors, atomic publication by temp + fsync + rename.
+// A path that cannot be right (missing, a folder where a file belongs, no such parent folder) is
+// Error(input); whatever the machine refuses (disk full, read-only, permissions, I/O errors) on writing is
+// Error(failure). Both name the path and what the system said.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +9,16 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 
 namespace hysparse {
 
-std::string read_file(const std::filesystem::path& path);  // Error(input) when missing, a folder, unreadable
+// The whole content; pipes and devices are read to their end. Error(input) when missing, a folder,
+// unreadable.
+std::string read_file(const std::filesystem::path& path);
+
 // Writes to a temporary beside `path`, fsyncs it, renames it over `path`, fsyncs the folder. On failure the
 // old file stays.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
@@ -23,21 +30,26 @@ class AtomicFile {
   ~AtomicFile();  // removes the temporary unless committed
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
-  void write(const void* data, size_t bytes);
-  void commit();
+  void write(const void* data, size_t bytes);  // unbuffered: hand over large pieces
+  void commit();  // once; after a failed write or commit the file is gone for good
 
  private:
+  void discard() noexcept;
   std::filesystem::path path_, temp_;
   int fd_ = -1;
 };
 
 // Publishes a whole directory as a set: fill(temp_dir) writes the files, each is fsynced, then the directory
 // is renamed to `path` (an existing one is swapped away atomically and removed after). A crash leaves either
-// the old set or the new one.
+// the old set or the new one, and perhaps a hidden ".<name>.tmp-..." beside it.
+// What is replaced is deleted, so an existing `path` must look like an earlier publication: each of its
+// entries has the name, or (files) the extension, of a new one; anything else in it, or `path` being the
+// current folder or one above it, is Error(input) and nothing changes.
 void publish_directory(const std::filesystem::path& path,
                        const std::function<void(const std::filesystem::path&)>& fill);
 
-// Read-only memory map of a whole file; empty files map to an empty span.
+// Read-only memory map of a whole regular file; empty files map to an empty span. The file must not be
+// shortened while it is mapped (files published by rename never are).
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
@@ -50,5 +62,9 @@ class MappedFile {
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
 };
+
+// The error for a failed system call on `path`: "<path>: could not <action>: <strerror>", with a hint where
+// one helps.
+Error io_error(const std::filesystem::path& path, std::string_view action, int error_number);
 
 }  // namespace hysparse
