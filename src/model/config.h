@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/fields.h"
+#include "base/log.h"
 
 namespace hysparse {
 
@@ -59,7 +60,7 @@ struct ModelConfig {
   // The layout: saved files state layer_types; run files may say attention and full_attention_interval
   // instead.
   std::optional<AttentionKind> attention;
-  int64_t full_attention_interval = 4;  // N + 1
+  std::optional<int64_t> full_attention_interval;  // N + 1; absent: 4. Also the layout of twins
   std::vector<std::string> layer_types;
   int64_t hysparse_block_size = 64;
   int64_t hysparse_topk_tokens = 1024;
@@ -85,6 +86,7 @@ struct ModelConfig {
   template <class V>
   static void fields(V&& visit);  // model/config_fields.h
 
+  int64_t interval() const { return full_attention_interval.value_or(4); }
   int64_t kv_heads() const { return num_key_value_heads > 0 ? num_key_value_heads : num_attention_heads; }
   int64_t d() const { return head_dim ? *head_dim : hidden_size / num_attention_heads; }
   int64_t dv() const { return v_head_dim ? *v_head_dim : d(); }
@@ -97,9 +99,32 @@ struct ModelConfig {
   }
   bool moe_layer(int64_t layer) const { return n_routed_experts > 0 && layer >= first_k_dense_replace; }
 
-  // Fills layer_types from attention/interval where it is empty; then checks every rule of the spec. `where`
-  // names the file in errors. Throws Error(input) that names the field, what was expected and what came.
+  // The attention kind that layer_types amounts to; nothing where a list mixes sliding and sparse layers.
+  std::optional<AttentionKind> kind() const;
+
+  // Fills layer_types from attention (absent: hysparse) and the interval where it is empty; then checks every
+  // rule of the spec. `where` names the file in errors. Throws Error(input) that names the field, what was
+  // expected and what came.
   void finalize(const std::string& where);
 };
+
+// The layout of `layers` layers at 1:(interval - 1): layer i is full if i % interval == 0 or i is the last.
+std::vector<std::string> layer_layout(AttentionKind kind, int64_t layers, int64_t interval);
+
+// Gives `config` the layer types of `kind`: the full layers stay where they are if its list has any mix of
+// full and other layers that starts with a full one, else the interval says where they are.
+void replace_layout(ModelConfig& config, AttentionKind kind);
+
+// Reads the text of a config.json (ours, or a Hugging Face one of a family that we know) or the model part of
+// a run file; `overrides` are "key=value" as after --set, `where` names the file in errors. The result is
+// finalized. What deserves a word (no rope_theta anywhere: the default is used) goes to `log`.
+ModelConfig parse_model_config(const std::string& json_text, const std::string& where,
+                               const std::vector<std::string>& overrides = {}, const Log& log = {});
+
+// The text of config.json for a finalized config; states layer_types, never attention.
+std::string model_config_json(const ModelConfig& config);
+
+// "theta 640000, 64 of 128 dims rotated": for load messages and inspect.
+std::string describe_rope(const ModelConfig& config);
 
 }  // namespace hysparse

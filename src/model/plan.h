@@ -27,15 +27,19 @@ using LayerPlan = std::vector<LayerPlanEntry>;
 // `config` must be finalized. Throws where a sparse layer has no full layer before it, naming the layer.
 LayerPlan build_layer_plan(const ModelConfig& config);
 
+// a * b, a + b; Error(input) naming `what` where the result would pass int64.
+int64_t checked_product(int64_t a, int64_t b, const char* what);
+int64_t checked_sum(int64_t a, int64_t b, const char* what);
+
 // Bytes of KV cache at `context` tokens a sequence, element of `dtype_bytes` (2 = bf16).
 struct KvBytes {
-  int64_t per_token = 0;  // what one more token adds
-  int64_t rings = 0;      // constant
-  int64_t at(int64_t context) const { return per_token * context + rings; }
+  int64_t per_token = 0;              // what one more token adds
+  int64_t rings = 0;                  // constant
+  int64_t at(int64_t context) const;  // Error(input) where it would pass int64
 };
 KvBytes kv_bytes(const ModelConfig& config, const LayerPlan& plan, int dtype_bytes);
 
-// `config` with another attention kind (its twin): same backbone, other layer_types.
+// `config` with another attention kind (its twin): same backbone, other layer_types (replace_layout).
 ModelConfig twin(const ModelConfig& config, AttentionKind kind);
 
 }  // namespace hysparse

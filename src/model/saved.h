@@ -1,0 +1,117 @@
+// The activations that backward needs: one arena, one policy. A layer is written as "fill what is missing":
+// in the forward pass everything is missing; in backward, what the policy dropped is filled again by the same
+// code.
+#pragma once
+
+#include <vector>
+
+#include "model/model.h"
+
+namespace hysparse {
+
+// How dear a tensor is to make again.
+enum class Keep {
+  shared,  // shared K, V and selections: never made again; also outlives an inference step's layers
+  own_kv,  // K, V that no other layer reads; outlives an inference step's layers (the store takes it later)
+  quadratic,  // outputs of full attention: only inference drops them
+  costly,     // outputs of matrix products and attention: dropped by `layer`
+  cheap,      // elementwise results: dropped by `selective` too
+};
+
+enum class SaveMode { inference, none, selective, layer };
+
+constexpr bool is_kept(Keep keep, SaveMode mode) {
+  switch (keep) {
+    case Keep::shared:
+      return true;
+    case Keep::own_kv:
+      return mode != SaveMode::layer;
+    case Keep::quadratic:
+      return mode != SaveMode::inference;
+    case Keep::costly:
+      return mode == SaveMode::none || mode == SaveMode::selective;
+    case Keep::cheap:
+      return mode == SaveMode::none;
+  }
+  return true;
+}
+
+// What a layer has at hand; an empty view is missing. T: compute dtype, A: accumulation dtype.
+struct LayerSaved {
+  TensorView x_in;                          // [n, hidden] T: residual stream at the layer's entry
+  TensorView normed1, rstd1;                // [n, hidden] T, [n] A
+  TensorView q_raw, q_rstd;                 // qk_norm: [n, Hq, d] T before the norm, [n, Hq] A
+  TensorView k_raw, k_rstd;                 // [n, Hkv, d] T, [n, Hkv] A
+  TensorView q;                             // [n, Hq, d] T, rotated
+  TensorView k, v;                          // [n, Hkv, d], [n, Hkv, dv] T: own K (rotated) and V
+  KvView kv;                                // where they can be read, with the past
+  TensorView gate, window_gate;             // [n, gate width] A: logits
+  TensorView o, lse;                        // [n, Hq, dv] T, [n, Hq] A: full, sparse, or a window layer's
+  TensorView window_o, window_lse;          // the window branch of a sparse layer
+  TensorView mix;                           // [n, Hq, dv] T: what o_proj reads
+  TensorView x_mid;                         // [n, hidden] T: residual stream after attention
+  TensorView normed2, rstd2;                // [n, hidden] T, [n] A
+  TensorView mlp_gate, mlp_up, mlp_hidden;  // [n, intermediate] T
+};
+
+class Saved {
+ public:
+  explicit Saved(Memory& memory) : kept_(memory) {}
+
+  void begin(SaveMode mode, size_t layers) {
+    mode_ = mode;
+    layers_.assign(layers, {});
+    dropped_.clear();
+    kept_.reset();
+    recomputing_ = false;
+  }
+  SaveMode mode() const { return mode_; }
+  bool training() const { return mode_ != SaveMode::inference; }
+  LayerSaved& layer(int i) { return layers_[static_cast<size_t>(i)]; }
+
+  // From here on everything goes to scratch: what is made is used once.
+  void begin_backward() { recomputing_ = true; }
+
+  // Gives `view` memory: in the arena if the policy keeps it, else in `scratch` until the LayerScope ends.
+  void make(Arena& scratch, TensorView& view, Keep keep, DType dtype, std::initializer_list<int64_t> dims) {
+    if (!recomputing_ && is_kept(keep, mode_)) {
+      view = kept_.alloc(dtype, dims);
+    } else {
+      view = scratch.alloc(dtype, dims);
+      dropped_.push_back(&view);
+    }
+  }
+  // A view that only points at another one is dropped with the scope, too.
+  void alias(TensorView& view, const TensorView& other) {
+    view = other;
+    dropped_.push_back(&view);
+  }
+  void drop() {
+    for (TensorView* view : dropped_) *view = {};
+    dropped_.clear();
+  }
+  size_t bytes_reserved() const { return kept_.bytes_reserved(); }
+  Arena& kept() { return kept_; }
+
+ private:
+  SaveMode mode_ = SaveMode::inference;
+  bool recomputing_ = false;
+  Arena kept_;
+  std::vector<LayerSaved> layers_;
+  std::vector<TensorView*> dropped_;
+};
+
+// One layer's stay in scratch, forward or backward.
+class LayerScope {
+ public:
+  LayerScope(Saved& saved, Arena& scratch) : saved_(saved), scratch_(scratch) {}
+  ~LayerScope() { saved_.drop(); }
+  LayerScope(const LayerScope&) = delete;
+  LayerScope& operator=(const LayerScope&) = delete;
+
+ private:
+  Saved& saved_;
+  ArenaScope scratch_;
+};
+
+}  // namespace hysparse
