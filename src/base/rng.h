@@ -36,7 +36,8 @@ class Rng {
   double uniform() { return to_unit(next()); }
   // Uniform in [0, n), n > 0, without modulo bias worth speaking of (128-bit multiply).
   uint64_t below(uint64_t n) {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(next()) * n) >> 64);
+    __extension__ typedef unsigned __int128 Wide;
+    return static_cast<uint64_t>((static_cast<Wide>(next()) * n) >> 64);
   }
   // Standard normal (Box-Muller, two draws a value).
   double normal() {
