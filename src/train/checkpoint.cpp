@@ -1,0 +1,308 @@
+#include "train/checkpoint.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "io/files.h"
+#include "io/json_fields.h"
+#include "io/json_value.h"
+#include "io/safetensors.h"
+#include "model/config_fields.h"
+
+namespace hysparse {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kFormat = 1;
+constexpr const char* kStateFile = "state.json";
+constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kStepPrefix = "step-";
+constexpr const char* kRemovedPrefix = ".removed-";
+
+Json state_json(const TrainState& s) {
+  Json j;
+  j["format_version"] = kFormat;
+  j["step"] = s.step;
+  j["samples"] = s.samples;
+  j["tokens"] = s.tokens;
+  j["applied_steps"] = s.applied;
+  j["nonfinite_run"] = s.nonfinite_run;
+  j["seconds"] = s.seconds;
+  j["heldout_nats_per_token"] = s.heldout_nats_per_token ? Json(*s.heldout_nats_per_token) : Json();
+  j["heldout_bits_per_byte"] = s.heldout_bits_per_byte ? Json(*s.heldout_bits_per_byte) : Json();
+  j["data_fingerprint"] = s.data_fingerprint;
+  j["train"] = write_fields(s.config.train);
+  j["data"] = write_fields(s.config.data);
+  return j;
+}
+
+// A host copy of a tensor that may live on a device.
+struct HostCopy {
+  Tensor own;
+  TensorView view;
+  HostCopy(const TensorView& t, Memory& memory) : view(t) {
+    if (memory.device() == DeviceKind::cpu) return;
+    own = t.rank == 1 ? Tensor(t.dtype, {t.dim(0)}) : Tensor(t.dtype, {t.dim(0), t.dim(1)});
+    view = own.view();
+    memory.to_host(view.data, t.data, t.bytes());
+  }
+};
+
+std::map<std::string, std::string> step_metadata(const TrainState& s) {
+  return {{"format", "pt"}, {"step", std::to_string(s.step)}};
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+std::vector<int64_t> shape_of(const TensorView& t) {
+  return {t.shape.begin(), t.shape.begin() + t.rank};
+}
+
+void write_weights(const fs::path& dir, const TrainState& state, Weights& weights) {
+  std::vector<HostCopy> copies;
+  std::vector<NamedTensor> tensors;
+  for (Weight* w : weights.all()) copies.emplace_back(w->master, weights.memory());
+  for (size_t i = 0; i < copies.size(); ++i)
+    tensors.push_back({weights.all()[i]->name, copies[i].view, copies[i].view.dtype});
+  write_safetensors_set(dir, tensors, size_t(5) << 30, step_metadata(state));
+}
+
+void write_moments(const fs::path& dir, const TrainState& state, Weights& weights, Optimizer& optimizer) {
+  std::vector<HostCopy> copies;
+  std::vector<NamedTensor> tensors;
+  for (const Optimizer::Slot& slot : optimizer.slots()) {
+    copies.emplace_back(slot.m, weights.memory());
+    copies.emplace_back(slot.v, weights.memory());
+  }
+  for (size_t i = 0; i < copies.size(); ++i)
+    tensors.push_back({(i % 2 == 0 ? "m." : "v.") + optimizer.slots()[i / 2].weight->name, copies[i].view,
+                       copies[i].view.dtype});
+  write_safetensors(dir / kOptimizerFile, tensors, step_metadata(state));
+}
+
+void copy_tokenizer(const fs::path& from, const fs::path& to) {
+  if (from.empty()) return;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    if (fs::exists(from / name)) write_file_atomic(to / name, read_file(from / name));
+}
+
+// OUT/model: the same files without what only training needs. Checkpoint files are never written in place, so
+// sharing their blocks is safe.
+void publish_model(const fs::path& out, const fs::path& checkpoint) {
+  publish_directory(out / "model", [&](const fs::path& temp) {
+    for (const auto& e : fs::directory_iterator(checkpoint)) {
+      const std::string name = e.path().filename().string();
+      if (name == kStateFile || name == kOptimizerFile) continue;
+      std::error_code error;
+      fs::create_hard_link(e.path(), temp / name, error);
+      if (error) fs::copy_file(e.path(), temp / name);
+    }
+  });
+}
+
+// Copies a stored tensor into `dst` (host or device), which must have its shape.
+template <class Read>
+void restore(const std::string& where, const SafetensorsEntry& entry, const TensorView& dst, Memory& memory,
+             Read&& read) {
+  if (entry.shape != shape_of(dst))
+    throw expected_error(where, "shape " + shape_text(shape_of(dst)), shape_text(entry.shape));
+  if (memory.device() == DeviceKind::cpu) return read(dst);
+  const Tensor host =
+      dst.rank == 1 ? Tensor(dst.dtype, {dst.dim(0)}) : Tensor(dst.dtype, {dst.dim(0), dst.dim(1)});
+  read(host.view());
+  memory.from_host(dst.data, host.view().data, dst.bytes());
+}
+
+template <class From>
+void convert(const std::byte* source, const TensorView& dst) {
+  const auto* from = reinterpret_cast<const From*>(source);
+  const int64_t n = dst.numel();
+  if (dst.dtype == DType::f64)
+    std::copy(from, from + n, dst.as<double>());
+  else
+    std::transform(from, from + n, dst.as<float>(), [](From x) { return static_cast<float>(x); });
+}
+
+void read_moment(const SafetensorsFile& file, const std::string& name, const TensorView& dst,
+                 Memory& memory) {
+  const auto found = file.entries().find(name);
+  const std::string where = file.path().string() + ": " + name;
+  if (found == file.entries().end())
+    throw input_error(where, "tensor is missing", "the checkpoint is damaged");
+  const SafetensorsEntry& entry = found->second;
+  if (entry.dtype != "F32" && entry.dtype != "F64") throw expected_error(where, "F32 or F64", entry.dtype);
+  restore(where, entry, dst, memory, [&](const TensorView& host) {
+    if (entry.dtype == "F32")
+      convert<float>(file.data(entry), host);
+    else
+      convert<double>(file.data(entry), host);
+  });
+}
+
+std::string damaged_hint(const fs::path& dir) {
+  return fmt::format(
+      "the checkpoint is damaged: restore the file, or remove {} to resume from the one before",
+      dir.string());
+}
+
+void check_step(const SafetensorsFile& file, int64_t step) {
+  const auto found = file.metadata().find("step");
+  const std::string got = found == file.metadata().end() ? "none" : found->second;
+  if (got != std::to_string(step))
+    throw expected_error(file.path().string(), fmt::format("a file of step {}", step), "step " + got,
+                         "files of several checkpoints were mixed");
+}
+
+}  // namespace
+
+fs::path checkpoint_path(const fs::path& out, int64_t step) {
+  return out / "checkpoints" / fmt::format("{}{:08}", kStepPrefix, step);
+}
+
+std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
+  std::vector<CheckpointInfo> found;
+  std::error_code error;
+  for (fs::directory_iterator it(out / "checkpoints", error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    const std::string digits =
+        name.rfind(kStepPrefix, 0) == 0 ? name.substr(std::string(kStepPrefix).size()) : "";
+    if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != std::string::npos ||
+        !it->is_directory())
+      continue;
+    found.push_back({it->path(), std::stoll(digits)});
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
+  return found;
+}
+
+void save_checkpoint(const fs::path& out, const TrainState& state, Weights& weights, Optimizer& optimizer,
+                     const fs::path& tokenizer_dir) {
+  const fs::path dir = checkpoint_path(out, state.step);
+  std::error_code error;
+  fs::create_directories(dir.parent_path(), error);
+  if (error) throw io_error(dir.parent_path(), "create the folder", error.value());
+  publish_directory(dir, [&](const fs::path& temp) {
+    write_weights(temp, state, weights);
+    write_moments(temp, state, weights, optimizer);
+    write_file_atomic(temp / "config.json", dump_json(write_fields(state.config.model)));
+    copy_tokenizer(tokenizer_dir, temp);
+    Json json = state_json(state);
+    Json files = Json::object();
+    std::vector<fs::path> names;
+    for (const auto& e : fs::directory_iterator(temp)) names.push_back(e.path());
+    std::sort(names.begin(), names.end());
+    for (const fs::path& p : names) files[p.filename().string()] = fs::file_size(p);
+    json["files"] = files;
+    write_file_atomic(temp / kStateFile, dump_json(json));
+  });
+  publish_model(out, dir);
+}
+
+TrainState read_checkpoint_state(const fs::path& dir) {
+  const fs::path path = dir / kStateFile;
+  const std::string where = path.string();
+  if (!fs::exists(path)) throw input_error(where, "is missing", damaged_hint(dir));
+  const Json json = read_json_file(path);
+  try {
+    const int64_t format = json.at("format_version").get<int64_t>();
+    if (format != kFormat)
+      throw expected_error(where, fmt::format("format_version {}", kFormat), std::to_string(format),
+                           "resume with the program that wrote it");
+    for (const auto& [name, bytes] : json.at("files").items()) {
+      const fs::path file = dir / name;
+      if (!fs::exists(file)) throw input_error(file.string(), "is missing", damaged_hint(dir));
+      if (fs::file_size(file) != bytes.get<uint64_t>())
+        throw expected_error(file.string(), fmt::format("{} bytes", bytes.get<uint64_t>()),
+                             fmt::format("{} bytes", fs::file_size(file)), damaged_hint(dir));
+    }
+    TrainState s;
+    s.step = json.at("step").get<int64_t>();
+    s.samples = json.at("samples").get<int64_t>();
+    s.tokens = json.at("tokens").get<int64_t>();
+    s.applied = json.at("applied_steps").get<int64_t>();
+    s.nonfinite_run = json.at("nonfinite_run").get<int64_t>();
+    s.seconds = json.at("seconds").get<double>();
+    if (!json.at("heldout_nats_per_token").is_null())
+      s.heldout_nats_per_token = json.at("heldout_nats_per_token").get<double>();
+    if (!json.at("heldout_bits_per_byte").is_null())
+      s.heldout_bits_per_byte = json.at("heldout_bits_per_byte").get<double>();
+    s.data_fingerprint = json.at("data_fingerprint").get<std::string>();
+    read_fields(json.at("train"), s.config.train, where + ": train");
+    read_fields(json.at("data"), s.config.data, where + ": data");
+    read_fields(read_json_file(dir / "config.json"), s.config.model, (dir / "config.json").string());
+    s.config.model.finalize((dir / "config.json").string());
+    return s;
+  } catch (const Json::exception& e) {
+    throw input_error(where, std::string("is not a training state: ") + e.what(), damaged_hint(dir));
+  }
+}
+
+void load_master_weights(const fs::path& model_dir, Weights& weights) {
+  const SafetensorsSet set(model_dir);
+  std::vector<std::string> missing;
+  for (Weight* w : weights.all())
+    if (!set.has(w->name)) missing.push_back(w->name);
+  if (!missing.empty())
+    throw input_error(model_dir.string(), fmt::format("tensors are missing: {}", fmt::join(missing, ", ")),
+                      "the config must describe the same model");
+  for (Weight* w : weights.all())
+    restore(model_dir.string() + ": " + w->name, set.entry(w->name), w->master, weights.memory(),
+            [&](const TensorView& host) { set.read(w->name, host); });
+  weights.master_to_value();
+}
+
+void load_checkpoint(const fs::path& dir, const TrainState& state, Weights& weights, Optimizer& optimizer) {
+  const SafetensorsFile moments(dir / kOptimizerFile);
+  check_step(moments, state.step);
+  for (const auto& e : fs::directory_iterator(dir))
+    if (e.path().extension() == ".safetensors") check_step(SafetensorsFile(e.path()), state.step);
+  load_master_weights(dir, weights);
+  for (Optimizer::Slot& slot : optimizer.slots()) {
+    read_moment(moments, "m." + slot.weight->name, slot.m, weights.memory());
+    read_moment(moments, "v." + slot.weight->name, slot.v, weights.memory());
+  }
+  optimizer.set_applied(state.applied);
+}
+
+void prune_checkpoints(const fs::path& out, int64_t keep_last) {
+  std::vector<std::pair<CheckpointInfo, TrainState>> whole;
+  for (const CheckpointInfo& c : list_checkpoints(out)) {
+    try {
+      whole.emplace_back(c, read_checkpoint_state(c.dir));
+    } catch (const Error&) {  // damaged: left for its owner to look at
+    }
+  }
+  const CheckpointInfo* best = nullptr;
+  double best_loss = 0.0;
+  for (const auto& [info, state] : whole) {
+    if (!state.heldout_nats_per_token || (best && *state.heldout_nats_per_token >= best_loss)) continue;
+    best = &info;
+    best_loss = *state.heldout_nats_per_token;
+  }
+  for (size_t i = 0; i + static_cast<size_t>(keep_last) < whole.size(); ++i) {
+    const fs::path& dir = whole[i].first.dir;
+    if (best && dir == best->dir) continue;
+    // Out of sight in one stroke, so that a half-removed folder is never taken for a checkpoint.
+    const fs::path hidden = dir.parent_path() / (kRemovedPrefix + dir.filename().string());
+    fs::rename(dir, hidden);
+    fs::remove_all(hidden);
+  }
+}
+
+void remove_stale_checkpoints(const fs::path& out) {
+  std::vector<fs::path> stale;
+  std::error_code error;
+  for (const fs::path& folder : {out, out / "checkpoints"})
+    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+      const std::string name = it->path().filename().string();
+      const bool unfinished = (name.rfind(".step-", 0) == 0 || name.rfind(".model.", 0) == 0) &&
+                              name.find(".tmp-") != std::string::npos;
+      if (unfinished || name.rfind(kRemovedPrefix, 0) == 0) stale.push_back(it->path());
+    }
+  for (const fs::path& p : stale) fs::remove_all(p, error);
+}
+
+}  // namespace hysparse

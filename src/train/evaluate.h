@@ -1,0 +1,34 @@
+// Held-out loss during training: whole windows, masked as in training.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "model/model.h"
+#include "train/data.h"
+
+namespace hysparse {
+
+struct HeldOutOptions {
+  int64_t seq_len = 512;
+  int64_t rows = 8;        // of a forward pass
+  int64_t max_tokens = 0;  // 0: every whole window of the split
+  bool document_mask = true;
+  // Text bytes of every token id (0 for special ones): makes bits per byte exact for the windows that were
+  // read. Empty: the split's mean.
+  std::vector<int32_t> token_bytes;
+};
+
+struct HeldOut {
+  double nats_per_token = 0.0;
+  double bits_per_byte = 0.0;
+  int64_t targets = 0;  // tokens scored
+};
+
+// The first windows of the split, in file order, so that every evaluation of a run reads the same. A split
+// shorter than one window is read as one shorter window; one without two tokens throws Error(input).
+HeldOut evaluate_held_out(Runtime& rt, Model& model, const TokenData& data, const HeldOutOptions& options);
+
+}  // namespace hysparse
