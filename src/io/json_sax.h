@@ -53,7 +53,7 @@ class StrictSax {
   bool start_object(size_t) { return enter(true); }
   bool start_array(size_t) { return enter(false); }
   bool key(std::string& k) {
-    if (!keys_.back().insert(k)) throw input_error(where_, "duplicate key " + quote_text(k));
+    if (!keys_.back().insert(k)) throw input_error(self().key_place(), "duplicate key " + quote_text(k));
     return self().on_key(std::move(k)), true;
   }
   bool end_object() { return leave(); }
@@ -68,6 +68,7 @@ class StrictSax {
   }
 
   const std::string& where() const { return where_; }
+  std::string key_place() const { return where_; }  // leads an error about a key; Derived may say more
 
  private:
   Derived& self() { return static_cast<Derived&>(*this); }
