@@ -11,8 +11,11 @@
 #include <mutex>
 #include <sstream>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "base/error.h"
 
 namespace hysparse {
 namespace {
@@ -43,8 +46,9 @@ int smallest_up(std::string group, Read read) {
   int best = 0;
   while (true) {
     if (const int n = read(group); n > 0) best = best == 0 ? n : std::min(best, n);
-    if (group.empty() || group == "/") return best;
-    group.erase(group.rfind('/'));
+    const size_t slash = group.rfind('/');
+    if (slash == std::string::npos || group == "/") return best;
+    group.erase(slash);
   }
 }
 
@@ -65,7 +69,24 @@ int cgroup_cpus() {
   return v1 > 0 && v2 > 0 ? std::min(v1, v2) : std::max(v1, v2);
 }
 
-thread_local int current_worker = -1;  // >= 0 while this thread runs a task
+// The tasks that this thread is inside of, innermost first.
+struct Inside {
+  const void* pool;
+  int worker;
+  const Inside* outer;
+};
+thread_local const Inside* inside = nullptr;
+
+class Enter {
+ public:
+  Enter(const void* pool, int worker) : here_{pool, worker, inside} { inside = &here_; }
+  ~Enter() { inside = here_.outer; }
+  Enter(const Enter&) = delete;
+  Enter& operator=(const Enter&) = delete;
+
+ private:
+  Inside here_;
+};
 
 }  // namespace
 
@@ -87,6 +108,7 @@ int available_cpus() {
 struct ThreadPool::Impl {
   int count = 1;
   std::vector<std::thread> threads;
+  std::mutex turn;  // held by the caller whose tasks run
   std::mutex mutex;
   std::condition_variable start, done;
   const std::function<void(int64_t, int)>* fn = nullptr;
@@ -98,7 +120,7 @@ struct ThreadPool::Impl {
   std::exception_ptr error;
 
   void work(int worker) {
-    current_worker = worker;
+    const Enter here(this, worker);
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
       try {
         (*fn)(i, worker);
@@ -108,7 +130,6 @@ struct ThreadPool::Impl {
         next.store(tasks, std::memory_order_relaxed);
       }
     }
-    current_worker = -1;
   }
 
   void loop(int worker) {
@@ -125,20 +146,31 @@ struct ThreadPool::Impl {
       if (--busy == 0) done.notify_one();
     }
   }
+
+  void join() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+    }
+    start.notify_all();
+    for (auto& t : threads) t.join();
+  }
 };
 
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
   impl_->count = threads > 0 ? threads : available_cpus();
-  for (int w = 1; w < impl_->count; ++w) impl_->threads.emplace_back([this, w] { impl_->loop(w); });
+  try {
+    for (int w = 1; w < impl_->count; ++w)
+      impl_->threads.emplace_back([pool = impl_.get(), w] { pool->loop(w); });
+  } catch (const std::system_error& e) {
+    impl_->join();
+    throw failure("thread pool", fmt::format("could not start {} threads: {}", impl_->count, e.what()),
+                  "ask for fewer threads");
+  }
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->stop = true;
-  }
-  impl_->start.notify_all();
-  for (auto& t : impl_->threads) t.join();
+  impl_->join();
 }
 
 int ThreadPool::threads() const {
@@ -147,19 +179,15 @@ int ThreadPool::threads() const {
 
 void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t, int)>& fn) {
   if (count <= 0) return;
-  if (current_worker >= 0) {  // inside a task: stay on this worker
-    for (int64_t i = 0; i < count; ++i) fn(i, current_worker);
+  for (const Inside* at = inside; at; at = at->outer) {
+    if (at->pool != impl_.get()) continue;
+    for (int64_t i = 0; i < count; ++i) fn(i, at->worker);  // inside a task: stay on this worker
     return;
   }
+  const std::lock_guard turn(impl_->turn);
   if (count == 1 || impl_->count == 1) {
-    current_worker = 0;
-    try {
-      for (int64_t i = 0; i < count; ++i) fn(i, 0);
-    } catch (...) {
-      current_worker = -1;
-      throw;
-    }
-    current_worker = -1;
+    const Enter here(impl_.get(), 0);
+    for (int64_t i = 0; i < count; ++i) fn(i, 0);
     return;
   }
   {

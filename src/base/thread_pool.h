@@ -23,8 +23,9 @@ class ThreadPool {
   int threads() const;
 
   // Calls fn(task, worker) for task in [0, count), worker in [0, threads()). Tasks are handed out in order,
-  // one at a time. Returns when all are done; the first exception is rethrown here. Not reentrant: a call
-  // from inside a task runs serially on that worker.
+  // one at a time. Returns when all are done; the first exception is rethrown here and the tasks not yet
+  // begun are dropped. A call from inside a task of this pool runs serially on that worker; calls from
+  // several threads take turns.
   void parallel_for(int64_t count, const std::function<void(int64_t task, int worker)>& fn);
 
  private:

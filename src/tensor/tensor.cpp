@@ -45,7 +45,8 @@ TensorView::TensorView(void* p, DType t, std::initializer_list<int64_t> dims) : 
   int64_t step = 1;
   for (int i = rank - 1; i >= 0; --i) {
     stride[size_t(i)] = step;
-    step *= shape[size_t(i)];
+    HYSPARSE_CHECK(shape[size_t(i)] >= 0 && !__builtin_mul_overflow(step, shape[size_t(i)], &step),
+                   "tensor shape with a dimension of {} overflows", shape[size_t(i)]);
   }
 }
 
@@ -101,11 +102,13 @@ std::string TensorView::describe() const {
   return s + ']';
 }
 
-Tensor::Tensor(DType dtype, std::initializer_list<int64_t> dims, Memory& memory)
-    : bytes_(checked_bytes(dtype, dims)), memory_(&memory) {
-  void* p = memory.allocate(bytes_);
-  memory.zero(p, bytes_);
-  view_ = TensorView(p, dtype, dims);
+// (Delegates so that the destructor runs should a later step throw.)
+Tensor::Tensor(DType dtype, std::initializer_list<int64_t> dims, Memory& memory) : Tensor() {
+  bytes_ = checked_bytes(dtype, dims);
+  view_ = TensorView(nullptr, dtype, dims);
+  view_.data = memory.allocate(bytes_);
+  memory_ = &memory;
+  memory.zero(view_.data, bytes_);
 }
 
 Tensor& Tensor::operator=(Tensor&& o) noexcept {
@@ -124,6 +127,7 @@ Arena::~Arena() {
 }
 
 void* Arena::alloc_bytes(size_t bytes) {
+  HYSPARSE_CHECK(bytes <= SIZE_MAX / 2, "an arena allocation of {} bytes", bytes);
   bytes = (bytes + 63) & ~size_t(63);
   while (current_ < slabs_.size() && used_ + bytes > slabs_[current_].size) {
     ++current_;
