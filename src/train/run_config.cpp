@@ -164,11 +164,43 @@ RunConfig load_run_config(const std::filesystem::path& path, const std::vector<s
   return config;
 }
 
-std::string run_config_json(const RunConfig& config) {
+namespace {
+
+Json to_json(const RunConfig& config) {
   Json json = write_fields(config.model);
   json["train"] = write_fields(config.train);
   json["data"] = write_fields(config.data);
-  return dump_json(json);
+  return json;
+}
+
+void add_changes(const Json& before, const Json& after, const std::string& prefix,
+                 std::vector<ConfigChange>& out) {
+  auto text = [](const Json& object, const std::string& key) {
+    return object.contains(key) ? object.at(key).dump() : std::string("null");
+  };
+  std::vector<std::string> keys;
+  for (const auto& item : before.items()) keys.push_back(item.key());
+  for (const auto& item : after.items())
+    if (!before.contains(item.key())) keys.push_back(item.key());
+  for (const std::string& key : keys) {
+    const bool group = before.contains(key) && before.at(key).is_object();
+    if (group && after.contains(key))
+      add_changes(before.at(key), after.at(key), prefix + key + ".", out);
+    else if (text(before, key) != text(after, key))
+      out.push_back({prefix + key, text(before, key), text(after, key)});
+  }
+}
+
+}  // namespace
+
+std::string run_config_json(const RunConfig& config) {
+  return dump_json(to_json(config));
+}
+
+std::vector<ConfigChange> config_changes(const RunConfig& before, const RunConfig& after) {
+  std::vector<ConfigChange> out;
+  add_changes(to_json(before), to_json(after), "", out);
+  return out;
 }
 
 }  // namespace hysparse

@@ -134,6 +134,12 @@ RunConfig load_run_config(const std::filesystem::path& path, const std::vector<s
 // The run file that load_run_config reads back; model keys as in config.json.
 std::string run_config_json(const RunConfig& config);
 
+// The keys in which two configurations differ, "train.lr" style, with both values as text.
+struct ConfigChange {
+  std::string key, before, after;
+};
+std::vector<ConfigChange> config_changes(const RunConfig& before, const RunConfig& after);
+
 // Checks ranges and what keys mean together; `where` names the file in errors.
 void validate_run_config(const RunConfig& config, const std::string& where);
 
