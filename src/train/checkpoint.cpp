@@ -8,7 +8,6 @@
 #include "io/json_fields.h"
 #include "io/json_value.h"
 #include "io/safetensors.h"
-#include "model/config_fields.h"
 
 namespace hysparse {
 namespace {
@@ -187,7 +186,7 @@ void save_checkpoint(const fs::path& out, const TrainState& state, Weights& weig
   publish_directory(dir, [&](const fs::path& temp) {
     write_weights(temp, state, weights);
     write_moments(temp, state, weights, optimizer);
-    write_file_atomic(temp / "config.json", dump_json(write_fields(state.config.model)));
+    write_file_atomic(temp / "config.json", model_config_json(state.config.model));
     copy_tokenizer(tokenizer_dir, temp);
     Json json = state_json(state);
     Json files = Json::object();
@@ -232,8 +231,7 @@ TrainState read_checkpoint_state(const fs::path& dir) {
     s.data_fingerprint = json.at("data_fingerprint").get<std::string>();
     read_fields(json.at("train"), s.config.train, where + ": train");
     read_fields(json.at("data"), s.config.data, where + ": data");
-    read_fields(read_json_file(dir / "config.json"), s.config.model, (dir / "config.json").string());
-    s.config.model.finalize((dir / "config.json").string());
+    s.config.model = parse_model_config(read_file(dir / "config.json"), (dir / "config.json").string());
     return s;
   } catch (const Json::exception& e) {
     throw input_error(where, std::string("is not a training state: ") + e.what(), damaged_hint(dir));

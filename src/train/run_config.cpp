@@ -47,55 +47,27 @@ std::vector<std::string> model_keys() {
   return keys;
 }
 
-// What `--set` said about the layout, which the file may have stated otherwise.
-struct LayoutOverrides {
-  bool attention = false, interval = false, layers = false, layer_types = false;
-};
-
-// An override wins over what the file says: `attention` replaces layer_types and the other way round.
-void settle_layout(ModelConfig& model, const LayoutOverrides& set) {
-  if (set.layer_types) {
-    if (!set.attention) model.attention.reset();
-    if (!set.interval) model.full_attention_interval.reset();
-    return;
-  }
-  if (model.layer_types.empty() || !(set.attention || set.interval)) return;
-  if (set.attention && model.attention && !set.interval && !set.layers) {
-    replace_layout(model, *model.attention);  // keeps where the full layers of an explicit list are
-    return;
-  }
-  if (!model.attention) model.attention = model.kind();
-  if (model.attention) model.layer_types.clear();
-}
-
-void apply_sets(RunConfig& config, const std::vector<std::string>& sets) {
-  Groups groups{config.train, config.data};
-  LayoutOverrides layout;
+// Sorts "key=value" overrides: the model's stay for parse_model_config, the others are applied to `groups`.
+std::vector<std::string> apply_settings(Groups& groups, const std::vector<std::string>& sets) {
   const std::vector<std::string> keys = model_keys();
-  std::vector<std::string> all = keys;
+  std::vector<std::string> all = keys, of_model;
   for (const FieldInfo& f : list_fields<Groups>()) all.push_back(f.name);
   for (const std::string& set : sets) {
     const size_t equals = set.find('=');
     if (equals == std::string::npos || equals == 0)
-      throw expected_error("--set", "key=value", '"' + set + '"', "for example --set train.lr=3e-4");
-    const std::string key = set.substr(0, equals), value = set.substr(equals + 1);
+      throw expected_error("--set", "key=value", quote_text(set), "for example --set train.lr=3e-4");
+    const std::string key = set.substr(0, equals);
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) {
-      set_field(config.model, key, value, "--set");
-      layout.attention |= key == "attention";
-      layout.interval |= key == "full_attention_interval";
-      layout.layers |= key == "num_hidden_layers";
-      layout.layer_types |= key == "layer_types";
+      of_model.push_back(set);
     } else if (std::find(all.begin(), all.end(), key) != all.end() || key == "train" || key == "data") {
-      set_field(groups, key, value, "--set");
+      set_field(groups, key, set.substr(equals + 1), "--set");
     } else {
       const std::string near = nearest_name(key, all);
-      throw input_error("--set", "unknown key \"" + key + '"',
+      throw input_error("--set", "unknown key " + quote_text(key),
                         near.empty() ? "" : "did you mean \"" + near + "\"?");
     }
   }
-  settle_layout(config.model, layout);
-  config.train = groups.train;
-  config.data = groups.data;
+  return of_model;
 }
 
 struct RangeCheck {
@@ -144,22 +116,26 @@ void validate_run_config(const RunConfig& config, const std::string& where) {
                          std::string(enum_name(t.schedule)));
 }
 
-RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& sets) {
-  const bool directory = std::filesystem::is_directory(path);
-  const std::filesystem::path file = directory ? path / "config.json" : path;
+RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& sets,
+                          const Log& log) {
+  const std::filesystem::path file = std::filesystem::is_directory(path) ? path / "config.json" : path;
   const std::string where = file.string();
   Json json = read_json_file(file);
-  RunConfig config;
-  read_fields(json, config.model, where, {"train", "data"});
+  if (!json.is_object()) throw expected_error(where, "a JSON object", "another value");
   Groups groups;
   Json settings = Json::object();
-  for (const char* key : {"train", "data"})
+  for (const char* key : {"train", "data"}) {
     if (json.contains(key)) settings[key] = json[key];
+    json.erase(key);
+  }
+  for (const auto& item : json.items()) {  // a misspelt group: its nearest name is not a key of the model
+    const std::string near = item.value().is_object() ? nearest_name(item.key(), {"train", "data"}) : "";
+    if (!near.empty())
+      throw input_error(where, "unknown key " + quote_text(item.key()), "did you mean \"" + near + "\"?");
+  }
   read_fields(settings, groups, where);
-  config.train = groups.train;
-  config.data = groups.data;
-  apply_sets(config, sets);
-  config.model.finalize(where);
+  const std::vector<std::string> model_sets = apply_settings(groups, sets);
+  RunConfig config{parse_model_config(dump_json(json), where, model_sets, log), groups.train, groups.data};
   validate_run_config(config, where);
   return config;
 }
@@ -167,7 +143,7 @@ RunConfig load_run_config(const std::filesystem::path& path, const std::vector<s
 namespace {
 
 Json to_json(const RunConfig& config) {
-  Json json = write_fields(config.model);
+  Json json = parse_json(model_config_json(config.model), "config");
   json["train"] = write_fields(config.train);
   json["data"] = write_fields(config.data);
   return json;

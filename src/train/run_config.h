@@ -127,9 +127,9 @@ struct RunConfig {
 
 // `path`: a run file, or a model directory (its config.json; train and data keep their defaults). `sets`:
 // "key=value" overrides, "train.lr=3e-4", "hysparse_topk_tokens=64", "attention=full" (replaces layer_types).
-// The value is JSON where it parses as such, else text. Unknown keys are errors that name the nearest valid
-// one. The result is validated and model.finalize()d.
-RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& sets = {});
+// Unknown keys are errors that name the nearest valid one. The result is validated and model.finalize()d.
+RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& sets = {},
+                          const Log& log = {});
 
 // The run file that load_run_config reads back; model keys as in config.json.
 std::string run_config_json(const RunConfig& config);
