@@ -1,0 +1,49 @@
+// The generation loop: prompt, draw, decode, until something says stop.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/fields.h"
+#include "engine/logits_source.h"
+#include "engine/sampler.h"
+#include "engine/text_stream.h"
+
+namespace hysparse {
+
+enum class FinishReason { stop, eos, length, cancelled };
+template <>
+struct EnumNames<FinishReason> {
+  static const std::vector<std::pair<FinishReason, std::string_view>>& list();
+};
+
+struct GenerateOptions {
+  SamplerOptions sampling;
+  int64_t max_new_tokens = 256;  // < 0: until the context is full
+  std::vector<int64_t> eos;      // any of them ends the answer; it is not part of the text
+  std::vector<std::string> stops;
+  // Bytes of a token; empty: no text is made and stops must be empty.
+  std::function<std::string_view(int32_t token)> token_bytes;
+  // Pieces of text in order, never a split character nor a part of a stop string; and every token drawn.
+  std::function<void(std::string_view piece)> on_text;
+  std::function<void(int32_t token)> on_token;
+  const std::atomic<bool>* cancel = nullptr;  // looked at between prompt chunks and tokens
+};
+
+struct Generation {
+  FinishReason reason = FinishReason::length;
+  std::vector<int32_t> tokens;  // drawn, the final EOS included
+  std::string text;             // all pieces joined
+  int64_t prompt_tokens = 0;
+  double prompt_seconds = 0, decode_seconds = 0;
+};
+
+// Prompt and answer together never pass source.context(): the answer then ends with reason length. A longer
+// prompt throws Error(input) naming both numbers.
+Generation generate(LogitsSource& source, const std::vector<int32_t>& prompt, int64_t vocab,
+                    const GenerateOptions& options);
+
+}  // namespace hysparse

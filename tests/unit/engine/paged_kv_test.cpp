@@ -1,0 +1,345 @@
+#include "engine/paged_kv.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "tiny.h"
+
+namespace hysparse {
+namespace {
+
+using tests::tiny_config;
+
+// A cache driven beside a plain copy of everything it was ever given.
+class Driver {
+ public:
+  Driver(ModelConfig config, PagedKvOptions options) : config_(std::move(config)), options_(options) {
+    config_.finalize("test");
+    plan_ = build_layer_plan(config_);
+    options_.poison = true;
+    kv_ = std::make_unique<PagedKv>(config_, plan_, options_);
+    history_.resize(size_t(options_.max_sequences));
+  }
+  PagedKv& kv() { return *kv_; }
+  const ModelConfig& config() const { return config_; }
+  const LayerPlan& plan() const { return plan_; }
+  int64_t length(int id) const { return int64_t(history_[size_t(id)].size()); }
+
+  // One step of counts[i] new tokens for ids[i]; every view is checked against the copy.
+  void step(const std::vector<int>& ids, const std::vector<int64_t>& counts, bool commit = true) {
+    RaggedBatch batch;
+    std::vector<std::vector<uint64_t>> next;
+    for (size_t s = 0; s < ids.size(); ++s) {
+      batch.add_sequence(counts[s], length(ids[s]));
+      next.push_back(history_[size_t(ids[s])]);
+      for (int64_t i = 0; i < counts[s]; ++i) next.back().push_back(++stamp_);
+    }
+    kv_->begin_step(ids, batch);
+    for (size_t layer = 0; layer < plan_.size(); ++layer) {
+      const LayerPlanEntry& entry = plan_[layer];
+      if (entry.kind != LayerKind::full && !entry.own_window_kv) continue;
+      // Odd layers hand in strided views, as a fused q/k/v projection would.
+      const int64_t extra = layer % 2 ? 3 : 0, heads = config_.kv_heads();
+      Tensor k(options_.dtype, {batch.tokens(), heads + extra, config_.d()});
+      Tensor v(options_.dtype, {batch.tokens(), heads, config_.dv() + 8 * extra});
+      TensorView kv_k = k.view(), kv_v = v.view();
+      kv_k.shape[1] = heads;
+      kv_v.shape[2] = config_.dv();
+      for (size_t s = 0; s < ids.size(); ++s)
+        for (int64_t i = 0; i < counts[s]; ++i)
+          for (int64_t h = 0; h < heads; ++h) {
+            const uint64_t stamp = next[s][size_t(length(ids[s]) + i)];
+            for (int64_t e = 0; e < config_.d(); ++e)
+              put(kv_k, batch.cu_q[s] + i, h, e, value(layer, stamp, h, e, 0));
+            for (int64_t e = 0; e < config_.dv(); ++e)
+              put(kv_v, batch.cu_q[s] + i, h, e, value(layer, stamp, h, e, 1));
+          }
+      const KvView view = kv_->append(int(layer), batch, kv_k, kv_v);
+      for (size_t s = 0; s < ids.size(); ++s) {
+        // The first query of the step sees furthest back.
+        const int64_t begin =
+            entry.kind == LayerKind::full ? 0 : std::max<int64_t>(0, length(ids[s]) - entry.window + 1);
+        for (int64_t p = begin; p < batch.kv_len(int64_t(s)); ++p)
+          expect_row(view, batch, int64_t(s), p, layer, next[s]);
+      }
+    }
+    if (commit) {
+      kv_->commit();
+      for (size_t s = 0; s < ids.size(); ++s) history_[size_t(ids[s])] = next[s];
+    } else {
+      kv_->discard();
+    }
+    check();
+  }
+  bool truncate(int id, int64_t length) {
+    const bool kept = kv_->truncate(id, length);
+    if (kept) history_[size_t(id)].resize(size_t(length));
+    check();
+    return kept;
+  }
+  void check() {
+    kv_->check();
+    for (size_t id = 0; id < history_.size(); ++id) ASSERT_EQ(kv_->length(int(id)), length(int(id)));
+  }
+
+ private:
+  static double value(size_t layer, uint64_t stamp, int64_t head, int64_t element, int which) {
+    return double(hash_words({layer, stamp, uint64_t(head), uint64_t(element), uint64_t(which)}) % 251);
+  }
+  double get(const TensorView& t, int64_t offset) const {
+    switch (t.dtype) {
+      case DType::f64:
+        return t.as<double>()[offset];
+      case DType::bf16:
+        return double(float(t.as<bf16>()[offset]));
+      default:
+        return double(t.as<float>()[offset]);
+    }
+  }
+  void put(const TensorView& t, int64_t row, int64_t head, int64_t element, double x) {
+    const int64_t offset = row * t.stride[0] + head * t.stride[1] + element;
+    if (t.dtype == DType::f64)
+      t.as<double>()[offset] = x;
+    else if (t.dtype == DType::bf16)
+      t.as<bf16>()[offset] = bf16(float(x));
+    else
+      t.as<float>()[offset] = float(x);
+  }
+  void expect_row(const KvView& view, const RaggedBatch& batch, int64_t s, int64_t p, size_t layer,
+                  const std::vector<uint64_t>& stamps) {
+    const KvView::Row row = view.row(batch, s, p);
+    for (int64_t h = 0; h < config_.kv_heads(); ++h)
+      for (int64_t e : {int64_t(0), config_.d() - 1}) {
+        ASSERT_EQ(get(*row.k, row.k_offset + h * row.k_head_stride + e),
+                  value(layer, stamps[size_t(p)], h, e, 0))
+            << "K of layer " << layer << " position " << p;
+        if (e >= config_.dv()) continue;
+        ASSERT_EQ(get(*row.v, row.v_offset + h * row.v_head_stride + e),
+                  value(layer, stamps[size_t(p)], h, e, 1))
+            << "V of layer " << layer << " position " << p;
+      }
+  }
+
+  ModelConfig config_;
+  LayerPlan plan_;
+  PagedKvOptions options_;
+  std::unique_ptr<PagedKv> kv_;
+  std::vector<std::vector<uint64_t>> history_;
+  uint64_t stamp_ = 0;
+};
+
+PagedKvOptions options(int64_t tokens, int64_t sequences = 1, int64_t page_size = 0) {
+  PagedKvOptions o;
+  o.max_tokens = tokens;
+  o.max_sequences = sequences;
+  o.page_size = page_size;
+  return o;
+}
+
+TEST(PagedKv, ReturnsWhatWasPutInForEveryChunkSize) {
+  for (const int64_t chunk : {1, 17, 64, 127, 128, 129, 256, 700}) {
+    SCOPED_TRACE(chunk);
+    Driver d(tiny_config(), options(700));
+    for (int64_t done = 0; done < 700; done += chunk) d.step({0}, {std::min(chunk, 700 - done)});
+    EXPECT_EQ(d.kv().pages_in_use(), 11);
+  }
+}
+
+TEST(PagedKv, EveryLayoutAndDtype) {
+  for (const AttentionKind kind :
+       {AttentionKind::full, AttentionKind::hybrid_swa, AttentionKind::hysparse, AttentionKind::window})
+    for (const WindowMode mode : {WindowMode::own, WindowMode::shared, WindowMode::none})
+      for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+        ModelConfig c = tiny_config(kind);
+        c.hysparse_window = mode;
+        c.sliding_window = 5;
+        c.v_head_dim = 16;
+        PagedKvOptions o = options(100);
+        o.dtype = dtype;
+        Driver d(c, o);
+        for (const int64_t n : {1, 4, 1, 12, 5, 3, 30}) d.step({0}, {n});
+        const KvBytes bytes = kv_bytes(d.config(), d.plan(), int(size_of(dtype)));
+        EXPECT_EQ(d.kv().ring_bytes(), bytes.rings);
+        EXPECT_EQ(d.kv().page_bytes(), bytes.per_token * 64);
+      }
+}
+
+// A random life of three sequences: steps that mix them, are dropped, cut back, cleared, reserved.
+TEST(PagedKv, RandomLife) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    SCOPED_TRACE(seed);
+    ModelConfig c = tiny_config();
+    c.hysparse_block_size = 4;
+    c.hysparse_topk_tokens = 16;
+    c.sliding_window = seed % 2 ? 9 : 16;
+    Driver d(c, options(200, 3, seed % 3 ? 8 : 12));
+    Rng rng(seed);
+    for (int i = 0; i < 120; ++i) {
+      const uint64_t what = rng.below(10);
+      const int id = int(rng.below(3));
+      if (what < 7) {
+        std::vector<int> ids;
+        std::vector<int64_t> counts;
+        for (int s = 2; s >= 0; --s) {
+          const int64_t room = 200 - d.length(s);
+          if (rng.below(2) == 0 || room == 0) continue;
+          ids.push_back(s);
+          counts.push_back(1 + int64_t(rng.below(uint64_t(std::min<int64_t>(room, rng.below(3) ? 3 : 40)))));
+        }
+        if (!ids.empty()) d.step(ids, counts, what != 0);
+      } else if (what == 7) {
+        d.truncate(id, int64_t(rng.below(uint64_t(d.length(id)) + 1)));
+      } else if (what == 8) {
+        d.truncate(id, std::max<int64_t>(0, d.length(id) - 1));
+      } else if (rng.below(4) == 0) {
+        EXPECT_TRUE(d.truncate(id, 0));
+      } else {
+        d.kv().reserve(id, std::min<int64_t>(200, d.length(id) + 30));
+        d.check();
+      }
+    }
+  }
+}
+
+// The query at position n needs the keys n-w+1 .. n-1 and the ring holds the last w: cutting one token back
+// is always possible, more only while nothing was overwritten.
+TEST(PagedKv, TruncatesOnlyWhereTheWindowIsStillThere) {
+  ModelConfig c = tiny_config();
+  c.sliding_window = 16;
+  for (const int64_t total : {1, 15, 16, 17, 18, 40})
+    for (int64_t keep = 0; keep <= total; ++keep) {
+      SCOPED_TRACE(testing::Message() << keep << " of " << total);
+      Driver d(c, options(100));
+      d.step({0}, {total});
+      const bool possible = total <= 16 || keep >= total - 1 || keep == 0;
+      EXPECT_EQ(d.truncate(0, keep), possible);
+      EXPECT_EQ(d.length(0), possible ? keep : total);
+      d.step({0}, {1});
+      d.step({0}, {20});
+    }
+  // A second cut must not be judged by the new length: what the ring lost stays lost.
+  Driver d(c, options(100));
+  d.step({0}, {40});
+  EXPECT_TRUE(d.truncate(0, 39));
+  EXPECT_FALSE(d.truncate(0, 38));
+  d.step({0}, {1});
+  EXPECT_TRUE(d.truncate(0, 39));
+  EXPECT_FALSE(d.truncate(0, 38));
+  // Without rings any length is possible.
+  for (const AttentionKind kind : {AttentionKind::full, AttentionKind::hysparse}) {
+    c.attention = kind;
+    c.hysparse_window = WindowMode::none;
+    Driver free(c, options(100));
+    free.step({0}, {90});
+    EXPECT_TRUE(free.truncate(0, 3));
+    free.step({0}, {20});
+  }
+  c = tiny_config();
+  c.sliding_window = 1;  // a query needs no earlier key at all
+  Driver one(c, options(100));
+  one.step({0}, {90});
+  EXPECT_TRUE(one.truncate(0, 30));
+  one.step({0}, {5});
+}
+
+TEST(PagedKv, PageSizeIsAMultipleOfTheBlock) {
+  for (const int64_t block : {1, 4, 16, 48, 64, 96, 128}) {
+    ModelConfig c = tiny_config();
+    c.hysparse_block_size = block;
+    c.hysparse_topk_tokens = 2 * block;
+    Driver d(c, options(1000));
+    EXPECT_EQ(d.kv().page_size() % block, 0);
+    EXPECT_GE(d.kv().page_size(), 64);
+  }
+  EXPECT_EQ(Driver(tiny_config(), options(1000, 1, 128)).kv().page_size(), 128);
+  for (const int64_t bad : {1, 63, 65, 100, -64}) {
+    try {
+      Driver d(tiny_config(), options(1000, 1, bad));
+      ADD_FAILURE() << bad;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::input);
+      EXPECT_NE(std::string(e.what()).find("multiple of the selection block (64)"), std::string::npos)
+          << e.what();
+    }
+  }
+}
+
+TEST(PagedKv, LimitsAreCheckedBeforeAnythingChanges) {
+  Driver d(tiny_config(), options(130));
+  d.step({0}, {128});
+  RaggedBatch batch;
+  batch.add_sequence(3, 128);
+  EXPECT_THROW(d.kv().begin_step({0}, batch), Error);
+  d.check();
+  d.step({0}, {2});
+  EXPECT_FALSE(d.kv().fits(0, 131));
+
+  // A pool that is smaller than the sequences may become: refused, nothing half done, and usable after a
+  // clear.
+  PagedKvOptions o = options(640, 2);
+  o.max_pages = 4;
+  Driver small(tiny_config(), o);
+  EXPECT_TRUE(small.kv().fits(0, 256));
+  EXPECT_FALSE(small.kv().fits(0, 257));
+  small.step({0}, {100});
+  EXPECT_TRUE(small.kv().fits(1, 128));
+  EXPECT_FALSE(small.kv().fits(1, 129));
+  RaggedBatch both;
+  both.add_sequence(60, 100);
+  both.add_sequence(120, 0);
+  try {
+    small.kv().begin_step({0, 1}, both);
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::failure);
+  }
+  small.check();
+  EXPECT_EQ(small.kv().pages_in_use(), 2);
+  EXPECT_TRUE(small.truncate(0, 0));
+  small.step({1}, {256});
+}
+
+TEST(PagedKv, MisuseIsCaught) {
+  Driver d(tiny_config(), options(100, 2));
+  RaggedBatch batch;
+  batch.add_sequence(3, 0);
+  EXPECT_THROW(d.kv().begin_step({2}, batch), Error);     // no such sequence
+  EXPECT_THROW(d.kv().begin_step({0, 1}, batch), Error);  // not the batch's number
+  RaggedBatch twice = batch;
+  twice.add_sequence(3, 0);
+  EXPECT_THROW(d.kv().begin_step({0, 0}, twice), Error);
+  RaggedBatch later;
+  later.add_sequence(3, 5);
+  EXPECT_THROW(d.kv().begin_step({0}, later), Error);  // past_len is not what is cached
+  EXPECT_THROW(d.kv().commit(), Error);
+  d.kv().begin_step({0}, batch);
+  EXPECT_THROW(d.kv().begin_step({0}, batch), Error);
+  EXPECT_THROW(d.kv().truncate(0, 0), Error);
+  const Tensor k(DType::f32, {3, 2, 32}), wrong(DType::f32, {3, 2, 16}), other(DType::f64, {3, 2, 32});
+  EXPECT_THROW(d.kv().append(0, batch, k, wrong), Error);
+  EXPECT_THROW(d.kv().append(0, batch, k, other), Error);
+  d.kv().append(0, batch, k, k);
+  EXPECT_THROW(d.kv().append(0, batch, k, k), Error);
+  EXPECT_THROW(d.kv().commit(), Error);  // the other layers are missing
+  d.kv().discard();
+  d.check();
+}
+
+// What a twin pays: counted from the caches themselves.
+TEST(PagedKv, MeasuredBytesAgreeWithThePlan) {
+  for (const AttentionKind kind : {AttentionKind::full, AttentionKind::hybrid_swa, AttentionKind::hysparse})
+    for (const int64_t tokens : {1024, 4096}) {
+      Driver d(tiny_config(kind), options(4096));
+      d.kv().reserve(0, tokens);
+      const KvBytes plan = kv_bytes(d.config(), d.plan(), 4);
+      EXPECT_EQ(d.kv().page_bytes() + d.kv().ring_bytes(), plan.at(tokens));
+      EXPECT_GE(d.kv().reserved_bytes(), plan.at(tokens));
+    }
+}
+
+}  // namespace
+}  // namespace hysparse
