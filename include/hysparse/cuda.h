@@ -1,0 +1,82 @@
+/* libhysparse_cuda: GPU attention kernels for HySparse models behind a plain C ABI. Raw device pointers,
+ * strides, a stream and a workspace query; no framework. Every function returns 0, or a negative code and a
+ * message in hysparse_cuda_last_error() (of the calling thread). Nothing here allocates device memory except
+ * hysparse_cuda_batch_create. Source: arXiv 2602.03560, docs/kernels.md.
+ *
+ * Names: Hq, Hkv query and KV heads (Hq % Hkv == 0); d head dim of q and k; dv of v; block = tokens a
+ * selection block. */
+#ifndef HYSPARSE_CUDA_H
+#define HYSPARSE_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define HYSPARSE_API __attribute__((visibility("default")))
+#else
+#define HYSPARSE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct CUstream_st* hysparse_stream; /* a cudaStream_t */
+
+enum {
+  HYSPARSE_OK = 0,
+  HYSPARSE_BAD_ARGUMENT = -1,
+  HYSPARSE_UNSUPPORTED = -2, /* a legal shape that no kernel of this library takes on this GPU */
+  HYSPARSE_CUDA_ERROR = -3,
+};
+
+HYSPARSE_API const char* hysparse_cuda_last_error(void);
+HYSPARSE_API const char* hysparse_cuda_version(void);
+
+/* A ragged batch: `sequences` documents packed back to back. Sequence s owns query rows [cu_q[s], cu_q[s +
+ * 1]) at positions past[s]..., and key rows [cu_kv[s], cu_kv[s] + past[s] + (cu_q[s + 1] - cu_q[s])) of
+ * contiguous K, V. Host arrays; past NULL = zeros; cu_kv NULL = cu_q. Made once a step and used by all its
+ * layers; holds small device tables (index lists of tiles) on the current device. */
+typedef struct hysparse_cuda_batch hysparse_cuda_batch;
+HYSPARSE_API int hysparse_cuda_batch_create(int32_t sequences, const int32_t* cu_q, const int32_t* past,
+                                            const int32_t* cu_kv, hysparse_stream stream,
+                                            hysparse_cuda_batch** out);
+HYSPARSE_API void hysparse_cuda_batch_destroy(hysparse_cuda_batch* batch);
+
+/* A strided [rows, heads, dim] tensor; the last dimension is dense; strides count elements; 16-byte aligned
+ * rows. */
+typedef struct {
+  void* data;
+  int64_t stride_row, stride_head;
+} hysparse_cuda_tensor;
+
+/* Causal dense GQA attention, bf16 in and out, f32 inside. With entries > 0 also the indices of the `entries`
+ * blocks of largest block log-score a token and KV head (the paper's Eq. 3: max over the group's heads of max
+ * over the block of scale q.k - lse): equal scores -> lower index, ascending, padded with -1. Score memory
+ * comes from the workspace and does not grow with T x T / block. */
+typedef struct {
+  const hysparse_cuda_batch* batch;
+  int32_t q_heads, kv_heads, head_dim, v_head_dim;
+  hysparse_cuda_tensor q;    /* [tokens, Hq, d] */
+  hysparse_cuda_tensor k, v; /* [kv rows, Hkv, d | dv] */
+  int64_t kv_rows;           /* rows that k and v really have */
+  float scale;
+  hysparse_cuda_tensor o; /* [tokens, Hq, dv] */
+  float* lse;             /* [tokens, Hq], natural log */
+  int32_t block;          /* selection block: 16, 32, 64 or 128 */
+  int32_t entries;        /* 0: no selection; at most 64 */
+  int32_t force_first, force_diagonal;
+  int32_t* idx;         /* [tokens, Hkv, entries] */
+  float* block_scores;  /* optional [tokens, Hkv, score_stride] log-scores, -inf beyond the token's block */
+  int64_t score_stride; /* >= ceil(longest sequence / block) */
+  void* workspace;      /* hysparse_cuda_attention_workspace bytes, 256-byte aligned */
+  size_t workspace_bytes;
+} hysparse_cuda_attention_params;
+HYSPARSE_API size_t hysparse_cuda_attention_workspace(const hysparse_cuda_attention_params* params);
+HYSPARSE_API int hysparse_cuda_attention(const hysparse_cuda_attention_params* params,
+                                         hysparse_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,106 @@
+#include "kernels/cuda/common/batch.h"
+
+#include <algorithm>
+#include <memory>
+
+namespace hysparse::cuda {
+namespace {
+
+thread_local std::string last_error;
+
+// Tiles start at multiples of `height` from the sequence's start, so that key tiles and query tiles line up.
+std::vector<Tile> make_tiles(const hysparse_cuda_batch& b, int height) {
+  std::vector<Tile> tiles;
+  for (int s = 0; s < b.sequences; ++s) {
+    const int begin = b.cu_q[size_t(s)], count = b.cu_q[size_t(s) + 1] - begin, past = b.past[size_t(s)];
+    for (int i = 0; i < count;) {
+      const int room = height - (past + i) % height;
+      const int n = std::min(room, count - i);
+      tiles.push_back({begin + i, n, b.cu_kv[size_t(s)], past + i});
+      i += n;
+    }
+  }
+  return tiles;
+}
+
+template <class T>
+cudaError_t upload(const std::vector<T>& host, T** device, cudaStream_t stream) {
+  if (host.empty()) return cudaSuccess;
+  if (cudaError_t e = cudaMalloc(device, host.size() * sizeof(T))) return e;
+  return cudaMemcpyAsync(*device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice, stream);
+}
+
+}  // namespace
+
+int fail(int code, const std::string& message) {
+  last_error = message;
+  return code;
+}
+
+int check_cuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return HYSPARSE_OK;
+  return fail(HYSPARSE_CUDA_ERROR, std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+}  // namespace hysparse::cuda
+
+using namespace hysparse::cuda;
+
+extern "C" {
+
+const char* hysparse_cuda_last_error(void) {
+  return last_error.c_str();
+}
+const char* hysparse_cuda_version(void) {
+  return HYSPARSE_VERSION;
+}
+
+int hysparse_cuda_batch_create(int32_t sequences, const int32_t* cu_q, const int32_t* past,
+                               const int32_t* cu_kv, hysparse_stream stream, hysparse_cuda_batch** out) {
+  if (sequences < 1 || !cu_q || !out)
+    return fail(HYSPARSE_BAD_ARGUMENT, "batch: needs at least one sequence, cu_q and out");
+  if (cu_q[0] != 0) return fail(HYSPARSE_BAD_ARGUMENT, "batch: cu_q[0] must be 0");
+  struct Destroy {
+    void operator()(hysparse_cuda_batch* b) const { hysparse_cuda_batch_destroy(b); }
+  };
+  std::unique_ptr<hysparse_cuda_batch, Destroy> b(new hysparse_cuda_batch);
+  b->sequences = sequences;
+  b->cu_q.assign(cu_q, cu_q + sequences + 1);
+  b->past.assign(size_t(sequences), 0);
+  if (past) b->past.assign(past, past + sequences);
+  b->cu_kv.assign(cu_kv ? cu_kv : cu_q, (cu_kv ? cu_kv : cu_q) + sequences);
+  std::vector<int32_t> position, start;
+  for (int s = 0; s < sequences; ++s) {
+    const int count = cu_q[s + 1] - cu_q[s];
+    if (count < 1 || b->past[size_t(s)] < 0)
+      return fail(HYSPARSE_BAD_ARGUMENT,
+                  "batch: sequence " + std::to_string(s) + " has no rows or a negative past");
+    b->max_kv = std::max(b->max_kv, b->past[size_t(s)] + count);
+    for (int i = 0; i < count; ++i) {
+      position.push_back(b->past[size_t(s)] + i);
+      start.push_back(b->cu_kv[size_t(s)]);
+    }
+  }
+  b->tokens = cu_q[sequences];
+  for (TileList* list : {&b->tiles_128, &b->tiles_192}) {
+    list->height = list == &b->tiles_128 ? 128 : 192;
+    list->host = make_tiles(*b, list->height);
+    if (int e = check_cuda(upload(list->host, &list->device, stream), "batch upload")) return e;
+  }
+  if (int e = check_cuda(upload(position, &b->position, stream), "batch upload")) return e;
+  if (int e = check_cuda(upload(start, &b->kv_start, stream), "batch upload")) return e;
+  if (int e = check_cuda(cudaStreamSynchronize(stream), "batch upload")) return e;
+  *out = b.release();
+  return HYSPARSE_OK;
+}
+
+void hysparse_cuda_batch_destroy(hysparse_cuda_batch* batch) {
+  if (!batch) return;
+  cudaFree(batch->position);
+  cudaFree(batch->kv_start);
+  cudaFree(batch->tiles_128.device);
+  cudaFree(batch->tiles_192.device);
+  delete batch;
+}
+
+}  // extern "C"

@@ -1,0 +1,44 @@
+// Host side of a ragged batch: device tables of tiles, made once a step.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hysparse/cuda.h"
+
+namespace hysparse::cuda {
+
+// Sets the calling thread's message and returns `code`.
+int fail(int code, const std::string& message);
+int check_cuda(cudaError_t error, const char* what);
+
+// A run of query rows of one sequence: what one CTA of a tiled kernel works on.
+struct Tile {
+  int32_t q_row;     // first packed query row
+  int32_t q_count;   // rows, <= the tile height
+  int32_t kv_row;    // packed key row of the sequence's position 0
+  int32_t position;  // position of the first query row
+};
+
+struct TileList {
+  int height = 0;          // rows a tile at most
+  std::vector<Tile> host;  // in packed order
+  Tile* device = nullptr;
+};
+
+}  // namespace hysparse::cuda
+
+struct hysparse_cuda_batch {
+  int32_t sequences = 0;
+  int32_t tokens = 0;
+  int32_t max_kv = 0;  // longest past + new
+  std::vector<int32_t> cu_q, past, cu_kv;
+  int32_t* position = nullptr;  // device [tokens]: position within the sequence
+  int32_t* kv_start = nullptr;  // device [tokens]: packed key row of the sequence's position 0
+  hysparse::cuda::TileList tiles_128, tiles_192;
+
+  const hysparse::cuda::TileList& tiles(int height) const { return height == 192 ? tiles_192 : tiles_128; }
+};
