@@ -49,7 +49,9 @@ class Model {
   Model(const ModelConfig& config, Weights& weights);
   ~Model();
 
-  // Inference: logits [batch.logit_rows, vocab] in A, written to `logits`. `tokens` [tokens] i32.
+  // Inference: logits [batch.logit_rows, vocab] in A, written to `logits`. `tokens` [tokens] i32. What `kv`
+  // was given stays valid until the next call on this model. After the last layer only logit_rows are
+  // computed.
   void forward(Runtime& rt, const RaggedBatch& batch, const TensorView& tokens, KvStore& kv,
                const TensorView& logits, const ForwardOptions& options = {});
 
@@ -57,7 +59,9 @@ class Model {
   // sum over micro-batches is the gradient of (sum of losses) * grad_scale. loss [tokens] A, nats a token, 0
   // where the label is kIgnoreLabel.
   struct TrainStats {
-    // a layer, means over tokens and heads; empty where the layer has no such thing
+    // An entry a layer, NaN where the layer has no such thing: means over tokens, heads (and channels) of the
+    // gates; the share of a token's selected blocks that its predecessor in the sequence had selected, too
+    // (at the full layers that select).
     std::vector<double> sparse_gate_mean, window_gate_mean, selection_overlap;
   };
   void forward_backward(Runtime& rt, const RaggedBatch& batch, const TensorView& tokens,
@@ -71,6 +75,8 @@ class Model {
   const ModelConfig& config() const { return config_; }
   const LayerPlan& plan() const { return plan_; }
   Weights& weights() { return weights_; }
+  // Bytes that this model's own arenas hold on to for activations; reused from call to call.
+  size_t workspace_bytes() const;
 
  private:
   struct Impl;

@@ -1,11 +1,11 @@
 // All parameters of a model, by layer and by checkpoint name.
 #pragma once
 
-#include <functional>
-#include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "kernels/weight.h"
 #include "model/plan.h"
 
@@ -36,13 +36,15 @@ std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan&
 struct WeightOptions {
   DType compute = DType::f32;  // f64 (ref), f32 or bf16
   bool training = false;       // allocate masters (where compute is narrower) and gradients
-  bool tied_storage = true;    // lm_head shares embed_tokens when the config ties them
 };
 
 class Weights {
  public:
+  // Zeroed. Throws Error(input) for a config with MoE layers: they do not run in this version.
   Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions options,
           Memory& memory = host_memory());
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
 
   Weight embed_tokens, norm;
   Weight lm_head_own;  // empty when tied
@@ -51,12 +53,14 @@ class Weights {
 
   // Every present weight once, in checkpoint order.
   std::vector<Weight*>& all() { return all_; }
-  Weight* find(const std::string& name);
+  Weight* find(const std::string& name);  // null where there is none
   const WeightOptions& options() const { return options_; }
   Memory& memory() const { return *memory_; }
 
-  void init_random(const ModelConfig& config, const LayerPlan& plan,
-                   uint64_t seed);  // same values in every dtype, by name
+  // An element depends on (seed, tensor name, index) alone: drawn in f64, rounded to f32, then to the compute
+  // dtype. So every dtype, thread count and twin starts from the same values in the tensors they share.
+  void init_random(const ModelConfig& config, const LayerPlan& plan, uint64_t seed,
+                   ThreadPool* pool = nullptr);
   void zero_grad();
   void master_to_value();  // refresh compute copies, bump versions
   int64_t parameters() const;
@@ -66,6 +70,7 @@ class Weights {
   Memory* memory_;
   std::vector<Tensor> storage_;
   std::vector<Weight*> all_;
+  std::unordered_map<std::string, Weight*> by_name_;
 };
 
 }  // namespace hysparse

@@ -1,0 +1,242 @@
+#include "model/weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/rng.h"
+
+namespace hysparse {
+namespace {
+
+using Init = WeightSpec::Init;
+
+struct Item {
+  WeightSpec spec;
+  int layer = -1;                        // -1: a tensor of the whole model
+  Weight LayerWeights::*slot = nullptr;  // null: experts and the router
+};
+
+// The one list of tensors. What comes first in it comes first in the file.
+class Catalogue {
+ public:
+  Catalogue(const ModelConfig& config, const LayerPlan& plan) : c_(config) {
+    matrix("model.embed_tokens.weight", c_.vocab_size, c_.hidden_size);
+    for (size_t i = 0; i < plan.size(); ++i) layer(static_cast<int>(i), plan[i]);
+    layer_ = -1;
+    prefix_.clear();
+    vector("model.norm.weight", c_.hidden_size, Init::one);
+    if (!c_.tie_word_embeddings) matrix("lm_head.weight", c_.vocab_size, c_.hidden_size);
+  }
+  std::vector<Item> items;
+
+ private:
+  using Slot = Weight LayerWeights::*;
+
+  void add(const std::string& name, std::vector<int64_t> shape, Init init, Slot slot, bool f32 = false) {
+    const bool decay = init == Init::normal || init == Init::scaled_normal;
+    items.push_back({{prefix_ + name, std::move(shape), init, decay, f32, false}, layer_, slot});
+  }
+  void matrix(const std::string& name, int64_t out, int64_t in, Slot slot = nullptr,
+              Init init = Init::normal) {
+    add(name, {out, in}, init, slot);
+  }
+  void vector(const std::string& name, int64_t size, Init init, Slot slot = nullptr, bool f32 = false) {
+    add(name, {size}, init, slot, f32);
+  }
+
+  void layer(int index, const LayerPlanEntry& entry) {
+    using W = LayerWeights;
+    layer_ = index;
+    prefix_ = fmt::format("model.layers.{}.", index);
+    const int64_t hidden = c_.hidden_size, hq = c_.num_attention_heads;
+    vector("input_layernorm.weight", hidden, Init::one, &W::input_layernorm);
+
+    const bool own_kv = entry.kind != LayerKind::sparse || entry.own_window_kv;
+    projection("q", hq * c_.d(), &W::q_proj, &W::q_bias);
+    if (own_kv) {
+      projection("k", c_.kv_heads() * c_.d(), &W::k_proj, &W::k_bias);
+      projection("v", c_.kv_heads() * c_.dv(), &W::v_proj, &W::v_bias);
+    }
+    matrix("self_attn.o_proj.weight", hidden, hq * c_.dv(), &W::o_proj, Init::scaled_normal);
+    if (c_.qk_norm) {
+      vector("self_attn.q_norm.weight", c_.d(), Init::one, &W::q_norm);
+      if (own_kv) vector("self_attn.k_norm.weight", c_.d(), Init::one, &W::k_norm);
+    }
+    if (entry.window > 0) vector("self_attn.sinks", hq, Init::zero, &W::sinks, true);
+    if (entry.kind == LayerKind::sparse) {
+      vector("self_attn.sparse_sinks", hq, Init::zero, &W::sparse_sinks, true);
+      matrix("self_attn.sparse_gate.weight", c_.gate_width(), hidden, &W::sparse_gate);
+      if (entry.window > 0) matrix("self_attn.window_gate.weight", c_.gate_width(), hidden, &W::window_gate);
+    }
+    if (entry.kind == LayerKind::full && entry.gated)
+      matrix("self_attn.gate.weight", c_.gate_width(), hidden, &W::gate);
+
+    vector("post_attention_layernorm.weight", hidden, Init::one, &W::post_attention_layernorm);
+    if (entry.moe) {
+      matrix("mlp.gate.weight", c_.n_routed_experts, hidden);
+      vector("mlp.gate.e_score_correction_bias", c_.n_routed_experts, Init::zero, nullptr, true);
+      for (int64_t e = 0; e < c_.n_routed_experts; ++e) {
+        const size_t first = items.size();
+        mlp(fmt::format("mlp.experts.{}.", e), c_.moe_intermediate_size, nullptr, nullptr, nullptr);
+        for (size_t i = first; i < items.size(); ++i) items[i].spec.expert = true;
+      }
+    } else {
+      mlp("mlp.", c_.intermediate_size, &W::mlp_gate, &W::mlp_up, &W::mlp_down);
+    }
+  }
+  void projection(const char* which, int64_t out, Slot weight, Slot bias) {
+    const std::string name = fmt::format("self_attn.{}_proj.", which);
+    matrix(name + "weight", out, c_.hidden_size, weight);
+    if (c_.attention_bias) vector(name + "bias", out, Init::zero, bias);
+  }
+  void mlp(const std::string& name, int64_t width, Slot gate, Slot up, Slot down) {
+    matrix(name + "gate_proj.weight", width, c_.hidden_size, gate);
+    matrix(name + "up_proj.weight", width, c_.hidden_size, up);
+    matrix(name + "down_proj.weight", c_.hidden_size, width, down, Init::scaled_normal);
+  }
+
+  const ModelConfig& c_;
+  int layer_ = -1;
+  std::string prefix_;
+};
+
+uint64_t hash_name(const std::string& name) {  // FNV-1a
+  uint64_t h = 0xcbf29ce484222325ull;
+  for (const char ch : name) h = (h ^ static_cast<unsigned char>(ch)) * 0x100000001b3ull;
+  return h;
+}
+
+TensorView shaped(const TensorView& flat_like, const std::vector<int64_t>& shape) {
+  if (shape.size() == 1) return TensorView(flat_like.data, flat_like.dtype, {shape[0]});
+  return TensorView(flat_like.data, flat_like.dtype, {shape[0], shape[1]});
+}
+
+// Writes `count` f32 values to elements [begin, begin + count) of a contiguous tensor of any compute dtype.
+void store(Memory& memory, const TensorView& dst, int64_t begin, const float* values, int64_t count) {
+  auto put = [&](auto tag) {
+    using T = decltype(tag);
+    std::vector<T> converted(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) converted[size_t(i)] = static_cast<T>(values[i]);
+    memory.from_host(static_cast<T*>(dst.data) + begin, converted.data(), converted.size() * sizeof(T));
+  };
+  switch (dst.dtype) {
+    case DType::f64:
+      return put(double{});
+    case DType::f32:
+      return put(float{});
+    default:
+      HYSPARSE_CHECK(dst.dtype == DType::bf16, "weights in {}", name_of(dst.dtype));
+      return put(bf16{});
+  }
+}
+
+}  // namespace
+
+std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan& plan) {
+  std::vector<WeightSpec> specs;
+  for (Item& item : Catalogue(config, plan).items) specs.push_back(std::move(item.spec));
+  return specs;
+}
+
+Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions options, Memory& memory)
+    : options_(options), memory_(&memory) {
+  if (config.n_routed_experts > 0)
+    throw input_error("n_routed_experts", "mixture-of-experts layers do not run in this version",
+                      "plan and inspect take such a config; training and inference need n_routed_experts 0");
+  const DType acc = options.compute == DType::f64 ? DType::f64 : DType::f32;
+  layers.resize(plan.size());
+  auto allocate = [&](DType dtype, const std::vector<int64_t>& shape) {
+    storage_.push_back(shape.size() == 1 ? Tensor(dtype, {shape[0]}, memory)
+                                         : Tensor(dtype, {shape[0], shape[1]}, memory));
+    return shaped(storage_.back().view(), shape);
+  };
+  for (const Item& item : Catalogue(config, plan).items) {
+    Weight& w = item.slot                                       ? layers[size_t(item.layer)].*item.slot
+                : item.spec.name == "model.embed_tokens.weight" ? embed_tokens
+                : item.spec.name == "model.norm.weight"         ? norm
+                                                                : lm_head_own;
+    w.name = item.spec.name;
+    w.decay = item.spec.decay;
+    w.value = allocate(item.spec.always_f32 ? acc : options.compute, item.spec.shape);
+    if (w.value.dtype == acc)
+      w.master = w.value;
+    else if (options.training)
+      w.master = allocate(acc, item.spec.shape);
+    if (options.training) w.grad = allocate(acc, item.spec.shape);
+    all_.push_back(&w);
+    by_name_[w.name] = &w;
+  }
+}
+
+Weight* Weights::find(const std::string& name) {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint64_t seed, ThreadPool* pool) {
+  struct Piece {
+    Weight* weight;
+    const WeightSpec* spec;
+    int64_t begin, end;
+  };
+  constexpr int64_t kPiece = int64_t(1) << 16;
+  const std::vector<WeightSpec> specs = weight_specs(config, plan);
+  std::vector<Piece> pieces;
+  for (const WeightSpec& spec : specs) {
+    Weight* w = find(spec.name);
+    HYSPARSE_CHECK(w, "init_random: no tensor {}: another config", spec.name);
+    for (int64_t begin = 0; begin < w->value.numel(); begin += kPiece)
+      pieces.push_back({w, &spec, begin, std::min(begin + kPiece, w->value.numel())});
+    ++w->version;
+  }
+  const double scaled =
+      config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers));
+  auto fill = [&](int64_t task, int) {
+    const Piece& piece = pieces[size_t(task)];
+    std::vector<float> values(static_cast<size_t>(piece.end - piece.begin));
+    const Init init = piece.spec->init;
+    if (init == Init::normal || init == Init::scaled_normal) {
+      const double deviation = init == Init::normal ? config.initializer_range : scaled;
+      Rng rng(seed, hash_name(piece.spec->name),
+              static_cast<uint64_t>(2 * piece.begin));  // two draws a value
+      for (float& v : values) v = static_cast<float>(deviation * rng.normal());
+    } else {
+      std::fill(values.begin(), values.end(), init == Init::one ? 1.0f : 0.0f);
+    }
+    const int64_t count = piece.end - piece.begin;
+    store(*memory_, piece.weight->value, piece.begin, values.data(), count);
+    if (piece.weight->master && piece.weight->master.data != piece.weight->value.data)
+      store(*memory_, piece.weight->master, piece.begin, values.data(), count);
+  };
+  const auto count = static_cast<int64_t>(pieces.size());
+  if (pool && memory_->device() == DeviceKind::cpu)
+    pool->parallel_for(count, fill);
+  else
+    for (int64_t i = 0; i < count; ++i) fill(i, 0);
+}
+
+void Weights::zero_grad() {
+  for (Weight* w : all_)
+    if (w->grad) memory_->zero(w->grad.data, w->grad.bytes());
+}
+
+void Weights::master_to_value() {
+  for (Weight* w : all_) {
+    if (w->master && w->master.data != w->value.data) {
+      std::vector<float> values(static_cast<size_t>(w->master.numel()));
+      memory_->to_host(values.data(), w->master.data, w->master.bytes());
+      store(*memory_, w->value, 0, values.data(), w->master.numel());
+    }
+    ++w->version;
+  }
+}
+
+int64_t Weights::parameters() const {
+  int64_t n = 0;
+  for (const Weight* w : all_) n += w->value.numel();
+  return n;
+}
+
+}  // namespace hysparse
