@@ -11,7 +11,11 @@ class HostMemory final : public Memory {
  public:
   DeviceKind device() const override { return DeviceKind::cpu; }
   void* allocate(size_t bytes) override {
-    void* p = ::operator new (std::max<size_t>(bytes, 1), std::align_val_t{64}, std::nothrow);
+    // More than any address space is refused here: the library rounds the size up without looking for
+    // overflow.
+    void* p = bytes >> 56 != 0
+                  ? nullptr
+                  : ::operator new (std::max<size_t>(bytes, 1), std::align_val_t{64}, std::nothrow);
     if (!p) throw failure("memory", fmt::format("could not allocate {} bytes", bytes));
     return p;
   }
