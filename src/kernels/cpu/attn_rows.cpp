@@ -1,0 +1,306 @@
+// Row work of attention tiles: conversion, transposition, the online softmax and its gradient.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attn_rows.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <limits>
+
+#include "kernels/cpu/attn_kernels.h"
+#include "kernels/cpu/attn_simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace hysparse::attn {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D4 = hn::CappedTag<float, 4>;
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+// ---- rows in and out
+
+template <class T>
+HWY_INLINE void LoadRow(const T* HWY_RESTRICT src, int width, float factor, float* HWY_RESTRICT dst,
+                        ptrdiff_t ld) {
+  const D d;
+  const V f = hn::Set(d, factor);
+  int j = 0;
+  for (; j + kLanes <= width; j += kLanes) hn::StoreU(hn::Mul(LoadF(d, src + j), f), d, dst + j);
+  for (; j < width; ++j) dst[j] = ToFloat(src[j]) * factor;
+  for (; j < ld; ++j) dst[j] = 0;
+}
+void LoadRows(const void* const* rows, bool is_bf16, int n, int width, float factor, float* dst,
+              ptrdiff_t ld) {
+  for (int i = 0; i < n; ++i, dst += ld) {
+    if (is_bf16)
+      LoadRow(static_cast<const bf16*>(rows[i]), width, factor, dst, padded(width));
+    else
+      LoadRow(static_cast<const float*>(rows[i]), width, factor, dst, padded(width));
+  }
+}
+
+// Four rows of four become four columns of four.
+template <class T>
+HWY_INLINE void Transpose4(const T* r0, const T* r1, const T* r2, const T* r3, int width,
+                           float* HWY_RESTRICT dst) {
+  int j = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const D4 d;
+  const hn::Repartition<double, D4> d2;
+  for (; j + 4 <= width; j += 4) {
+    const auto a = LoadF(d, r0 + j), b = LoadF(d, r1 + j), c = LoadF(d, r2 + j), e = LoadF(d, r3 + j);
+    const auto ab_lo = hn::BitCast(d2, hn::InterleaveLower(d, a, b));
+    const auto ab_hi = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
+    const auto ce_lo = hn::BitCast(d2, hn::InterleaveLower(d, c, e));
+    const auto ce_hi = hn::BitCast(d2, hn::InterleaveUpper(d, c, e));
+    float* out = dst + ptrdiff_t(j) * kKeyTile;
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, ab_lo, ce_lo)), d, out);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, ab_lo, ce_lo)), d, out + kKeyTile);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, ab_hi, ce_hi)), d, out + 2 * kKeyTile);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, ab_hi, ce_hi)), d, out + 3 * kKeyTile);
+  }
+#endif
+  for (; j < width; ++j) {
+    float* out = dst + ptrdiff_t(j) * kKeyTile;
+    out[0] = ToFloat(r0[j]);
+    out[1] = ToFloat(r1[j]);
+    out[2] = ToFloat(r2[j]);
+    out[3] = ToFloat(r3[j]);
+  }
+}
+template <class T>
+HWY_INLINE void LoadTransposedT(const void* const* rows, int n, int width, float* HWY_RESTRICT dst) {
+  int i = 0;
+  for (; i + 4 <= n; i += 4)
+    Transpose4(static_cast<const T*>(rows[i]), static_cast<const T*>(rows[i + 1]),
+               static_cast<const T*>(rows[i + 2]), static_cast<const T*>(rows[i + 3]), width, dst + i);
+  for (; i < n; ++i) {
+    const T* r = static_cast<const T*>(rows[i]);
+    for (int j = 0; j < width; ++j) dst[ptrdiff_t(j) * kKeyTile + i] = ToFloat(r[j]);
+  }
+  const int end = static_cast<int>(padded(n));
+  if (n < end)
+    for (int j = 0; j < width; ++j)
+      for (int c = n; c < end; ++c) dst[ptrdiff_t(j) * kKeyTile + c] = 0;
+}
+void LoadTransposed(const void* const* rows, bool is_bf16, int n, int width, float* dst) {
+  if (is_bf16)
+    LoadTransposedT<bf16>(rows, n, width, dst);
+  else
+    LoadTransposedT<float>(rows, n, width, dst);
+}
+
+template <class T>
+HWY_INLINE void StoreRow(const float* HWY_RESTRICT src, float factor, int width, T* HWY_RESTRICT dst) {
+  const D d;
+  const V f = hn::Set(d, factor);
+  int j = 0;
+  for (; j + kLanes <= width; j += kLanes) StoreF(hn::Mul(hn::LoadU(d, src + j), f), d, dst + j);
+  for (; j < width; ++j) dst[j] = FromFloat<T>(src[j] * factor);
+}
+void StoreRows(const float* src, ptrdiff_t ld, const float* factor, int n, int width, bool is_bf16,
+               void* const* rows) {
+  for (int i = 0; i < n; ++i, src += ld) {
+    if (is_bf16)
+      StoreRow(src, factor[i], width, static_cast<bf16*>(rows[i]));
+    else
+      StoreRow(src, factor[i], width, static_cast<float*>(rows[i]));
+  }
+}
+
+void AddRows(const float* src, ptrdiff_t ld, float factor, int n, int width, float* const* rows) {
+  const D d;
+  const V f = hn::Set(d, factor);
+  for (int i = 0; i < n; ++i, src += ld) {
+    float* HWY_RESTRICT out = rows[i];
+    int j = 0;
+    for (; j + kLanes <= width; j += kLanes)
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, src + j), f, hn::LoadU(d, out + j)), d, out + j);
+    for (; j < width; ++j) out[j] += src[j] * factor;
+  }
+}
+
+template <class T>
+HWY_INLINE float DotRow(const T* HWY_RESTRICT a, const T* HWY_RESTRICT b, int width) {
+  const D d;
+  V sum = hn::Zero(d);
+  int j = 0;
+  for (; j + kLanes <= width; j += kLanes) sum = hn::MulAdd(LoadF(d, a + j), LoadF(d, b + j), sum);
+  float total = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; j < width; ++j) total += ToFloat(a[j]) * ToFloat(b[j]);
+  return total;
+}
+void DotRows(const void* const* a, const void* const* b, bool is_bf16, int n, int width, float* out) {
+  for (int i = 0; i < n; ++i)
+    out[i] = is_bf16 ? DotRow(static_cast<const bf16*>(a[i]), static_cast<const bf16*>(b[i]), width)
+                     : DotRow(static_cast<const float*>(a[i]), static_cast<const float*>(b[i]), width);
+}
+
+// ---- softmax
+
+// True in the lanes of columns [lo, hi); the first lane is column j.
+HWY_INLINE hn::Mask<D> Between(int j, int lo, int hi) {
+  const D d;
+  const hn::RebindToSigned<D> di;
+  const auto column = hn::Iota(di, j);
+  const auto inside = hn::AndNot(hn::VecFromMask(di, hn::Lt(column, hn::Set(di, lo))),
+                                 hn::VecFromMask(di, hn::Lt(column, hn::Set(di, hi))));
+  return hn::RebindMask(d, hn::MaskFromVec(inside));
+}
+
+// Largest of s[0..n), n > 0, wherever it starts.
+HWY_INLINE float MaxOf(const float* s, int n) {
+  const D d;
+  if (n >= kLanes) {
+    V m = hn::LoadU(d, s + n - kLanes);
+    for (int j = 0; j + kLanes <= n; j += kLanes) m = hn::Max(m, hn::LoadU(d, s + j));
+    return hn::GetLane(hn::MaxOfLanes(d, m));
+  }
+  const D4 d4;
+  const int four = static_cast<int>(hn::MaxLanes(d4));
+  if (n >= four) {
+    auto m = hn::LoadU(d4, s + n - four);
+    for (int j = 0; j + four <= n; j += four) m = hn::Max(m, hn::LoadU(d4, s + j));
+    return hn::GetLane(hn::MaxOfLanes(d4, m));
+  }
+  float m = s[0];
+  for (int j = 1; j < n; ++j) m = HWY_MAX(m, s[j]);
+  return m;
+}
+
+// Maximum of a row of `columns` (padded) scores; keeps the maxima of the pieces.
+HWY_INLINE float RowMax(const SoftmaxTile& t, int i, const float* s, int columns) {
+  const D d;
+  if (t.pieces == 0) {
+    V m = hn::LoadU(d, s);
+    for (int j = kLanes; j < columns; j += kLanes) m = hn::Max(m, hn::LoadU(d, s + j));
+    return hn::GetLane(hn::MaxOfLanes(d, m));
+  }
+  float* best = t.piece_max.row(i);
+  if (t.pieces == t.keys) {  // blocks of one key
+    for (int j = 0; j < t.keys; ++j) best[j] = HWY_MAX(best[j], s[j]);
+    return MaxOf(s, t.keys);
+  }
+  float m = kNegInf;
+  for (int p = 0; p < t.pieces; ++p) {
+    const float pm = MaxOf(s + t.piece[p], t.piece[p + 1] - t.piece[p]);
+    best[p] = HWY_MAX(best[p], pm);
+    m = HWY_MAX(m, pm);
+  }
+  return m;
+}
+
+void Softmax(const SoftmaxTile& t) {
+  const D d;
+  const int columns = static_cast<int>(padded(t.keys));
+  for (int i = 0; i < t.rows; ++i) {
+    float* HWY_RESTRICT s = t.s + ptrdiff_t(i) * kKeyTile;
+    const int lo = t.lo ? t.lo[i] : 0, hi = t.hi ? t.hi[i] : t.keys;
+    if (hi <= lo) {
+      for (int j = 0; j < columns; j += kLanes) hn::StoreU(hn::Zero(d), d, s + j);
+      continue;
+    }
+    if (lo > 0 || hi < columns) {
+      const V none = hn::Set(d, kNegInf);
+      for (int j = 0; j < columns; j += kLanes)
+        hn::StoreU(hn::IfThenElse(Between(j, lo, hi), hn::LoadU(d, s + j), none), d, s + j);
+    }
+    const int state = t.index ? t.index[i] : i;
+    const float before = t.row_max[state];
+    const float tile_max = RowMax(t, i, s, columns);
+    if (tile_max > before) {
+      t.row_max[state] = tile_max;
+      if (before > kNegInf) {
+        const float shrink = hn::GetLane(Exp2(d, hn::Set(d, before - tile_max)));
+        t.row_sum[state] *= shrink;
+        const V f = hn::Set(d, shrink);
+        float* HWY_RESTRICT o = t.o.row(i);
+        for (int j = 0; j < t.o_width; j += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, o + j), f), d, o + j);
+      }
+    }
+    // All scores -inf so far: any finite shift gives the zeros that are due.
+    const float now = t.row_max[state];
+    const V shift = hn::Set(d, now > kNegInf ? now : 0.0f);
+    V sum = hn::Zero(d);
+    for (int j = 0; j < columns; j += kLanes) {
+      const V p = Exp2(d, hn::Sub(hn::LoadU(d, s + j), shift));
+      sum = hn::Add(sum, p);
+      hn::StoreU(p, d, s + j);
+    }
+    t.row_sum[state] += hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+}
+
+void SoftmaxGrad(const SoftmaxGradTile& t) {
+  const D d;
+  const int columns = static_cast<int>(padded(t.keys));
+  for (int i = 0; i < t.rows; ++i) {
+    float* HWY_RESTRICT s = t.s + ptrdiff_t(i) * kKeyTile;
+    float* HWY_RESTRICT dp = t.dp + ptrdiff_t(i) * kKeyTile;
+    const int lo = t.lo ? t.lo[i] : 0, hi = t.hi ? t.hi[i] : t.keys;
+    const int state = t.index ? t.index[i] : i;
+    const V lse2 = hn::Set(d, t.lse2[state]), delta = hn::Set(d, t.delta[state]);
+    if (lo == 0 && hi == columns) {
+      for (int j = 0; j < columns; j += kLanes) {
+        const V p = Exp2(d, hn::Sub(hn::LoadU(d, s + j), lse2));
+        hn::StoreU(p, d, s + j);
+        hn::StoreU(hn::Mul(p, hn::Sub(hn::LoadU(d, dp + j), delta)), d, dp + j);
+      }
+      continue;
+    }
+    for (int j = 0; j < columns; j += kLanes) {
+      const auto seen = Between(j, lo, hi);
+      const V p = hn::IfThenElseZero(seen, Exp2(d, hn::Sub(hn::LoadU(d, s + j), lse2)));
+      hn::StoreU(p, d, s + j);
+      hn::StoreU(hn::IfThenElseZero(seen, hn::Mul(p, hn::Sub(hn::LoadU(d, dp + j), delta))), d, dp + j);
+    }
+  }
+}
+
+void GroupScores(const float* raw, ptrdiff_t ld, const float* maximum, const float* log2_sum, int heads,
+                 int64_t n, float* out) {
+  const D d;
+  const V ln2 = hn::Set(d, 0.693147180559945309f);
+  for (int64_t j = 0; j < n; j += kLanes) {
+    V best = hn::Set(d, kNegInf);
+    for (int r = 0; r < heads; ++r) {
+      const V x = hn::Sub(hn::LoadU(d, raw + r * ld + j), hn::Set(d, maximum[r]));
+      best = hn::Max(best, hn::Sub(x, hn::Set(d, log2_sum[r])));
+    }
+    hn::StoreU(hn::Mul(best, ln2), d, out + j);
+  }
+}
+
+void FillRows(Kernels& k) {
+  k.load_rows = &LoadRows;
+  k.load_transposed = &LoadTransposed;
+  k.store_rows = &StoreRows;
+  k.add_rows = &AddRows;
+  k.dot_rows = &DotRows;
+  k.softmax = &Softmax;
+  k.softmax_grad = &SoftmaxGrad;
+  k.group_scores = &GroupScores;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace hysparse::attn
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace hysparse::attn {
+
+HWY_EXPORT(FillRows);
+void fill_rows(Kernels& k) {
+  HWY_DYNAMIC_DISPATCH(FillRows)(k);
+}
+
+Kernels kernels() {
+  Kernels k{};
+  fill_gemm(k);
+  fill_rows(k);
+  fill_gates(k);
+  return k;
+}
+
+}  // namespace hysparse::attn
+#endif

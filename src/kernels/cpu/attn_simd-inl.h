@@ -1,0 +1,86 @@
+// Per-target vector helpers of the attention kernels: conversion from and to T, exp2. Included once a target.
+#if defined(HYSPARSE_ATTN_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HYSPARSE_ATTN_SIMD_INL_H_
+#undef HYSPARSE_ATTN_SIMD_INL_H_
+#else
+#define HYSPARSE_ATTN_SIMD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "kernels/cpu/attn_kernels.h"
+#include "tensor/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace hysparse::attn {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::CappedTag<float, kPad>;
+using V = hn::Vec<D>;
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
+
+HWY_INLINE float ToFloat(float x) {
+  return x;
+}
+HWY_INLINE float ToFloat(bf16 x) {
+  return static_cast<float>(x);
+}
+template <class T>
+HWY_INLINE T FromFloat(float x) {
+  return T(x);
+}
+
+template <class DF>
+HWY_INLINE hn::Vec<DF> LoadF(DF d, const float* p) {
+  return hn::LoadU(d, p);
+}
+template <class DF>
+HWY_INLINE hn::Vec<DF> LoadF(DF d, const bf16* p) {
+  const hn::RebindToUnsigned<DF> du;
+  const hn::Rebind<uint16_t, DF> d16;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, &p->bits))));
+}
+
+template <class DF>
+HWY_INLINE void StoreF(hn::Vec<DF> v, DF d, float* p) {
+  hn::StoreU(v, d, p);
+}
+// Round to nearest even; NaN stays NaN (as bf16(float)).
+template <class DF>
+HWY_INLINE void StoreF(hn::Vec<DF> v, DF, bf16* p) {
+  const hn::RebindToUnsigned<DF> du;
+  const hn::Rebind<uint16_t, DF> d16;
+  const auto u = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
+  const auto rounded = hn::Add(hn::Add(u, hn::Set(du, 0x7fff)), odd);
+  const auto quiet = hn::Or(u, hn::Set(du, 0x400000));
+  const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
+  hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded))), d16, &p->bits);
+}
+
+// 2^x for x <= 128, relative error below 2e-7; 0 below 2^-126; NaN stays NaN. A polynomial in the fraction of
+// x (minimax on [-1/2, 1/2], relative error 2e-9), then the exponent by integer arithmetic.
+template <class DF>
+HWY_INLINE hn::Vec<DF> Exp2(DF d, hn::Vec<DF> x) {
+  const hn::RebindToSigned<DF> di;
+  const auto smallest = hn::Set(d, -126.0f);
+  const auto flush = hn::Lt(x, smallest);
+  x = hn::Max(smallest, x);  // in this order a NaN comes through on x86 too
+  const auto whole = hn::NearestInt(x);
+  const auto f = hn::Sub(x, hn::ConvertTo(d, whole));
+  auto y = hn::MulAdd(f, hn::Set(d, 0x1.41d3336e31c5bp-13f), hn::Set(d, 0x1.5f456a8ac2c04p-10f));
+  y = hn::MulAdd(y, f, hn::Set(d, 0x1.3b2dbbc0f839fp-7f));
+  y = hn::MulAdd(y, f, hn::Set(d, 0x1.c6aed4b95100bp-5f));
+  y = hn::MulAdd(y, f, hn::Set(d, 0x1.ebfbdadcb0c82p-3f));
+  y = hn::MulAdd(y, f, hn::Set(d, 0x1.62e430c7e9236p-1f));
+  y = hn::MulAdd(y, f, hn::Set(d, 1.0f));
+  const auto power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(whole, hn::Set(di, 127))));
+  return hn::IfThenElse(flush, hn::Zero(d), hn::Mul(y, power));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace hysparse::attn
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,143 @@
+#include "kernels/cpu/attn_tile.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace hysparse::attn {
+
+Shape shape_of(const char* op, DType t, const TensorView& q, const KvView& kv) {
+  if (t != DType::f32 && t != DType::bf16)
+    throw failure("internal check",
+                  fmt::format("{}: the CPU kernels compute in f32 or bf16, got {}", op, name_of(t)));
+  Shape s;
+  s.n = q.dim(0);
+  s.hq = static_cast<int>(q.dim(1));
+  s.hkv = static_cast<int>(kv.heads());
+  s.r = s.hq / s.hkv;
+  s.d = static_cast<int>(q.dim(2));
+  s.dv = static_cast<int>(kv.v_head_dim());
+  s.dp = static_cast<int>(padded(s.d));
+  s.dvp = static_cast<int>(padded(s.dv));
+  s.bf16 = t == DType::bf16;
+  s.element = static_cast<int64_t>(size_of(t));
+  return s;
+}
+
+void for_items(Runtime& rt, int64_t items, int64_t work, const std::function<void(int64_t, int)>& fn) {
+  constexpr int64_t kWorthWaking = int64_t(1) << 20;  // about 20 us of one core
+  if (work >= kWorthWaking) return rt.pool.parallel_for(items, fn);
+  rt.pool.parallel_for(1, [&](int64_t, int worker) {
+    for (int64_t i = 0; i < items; ++i) fn(i, worker);
+  });
+}
+
+void key_rows(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, int n, int64_t g,
+              const void** k, const void** v) {
+  const auto element = static_cast<int64_t>(size_of(kv.k.dtype));
+  for (int i = 0; i < n;) {
+    const KvView::Row row = kv.row(batch, s, p + i);
+    const auto run = static_cast<int>(kv.run_length(batch, s, p + i, n - i));
+    const char* kp = static_cast<const char*>(row.k->data) + (row.k_offset + g * row.k_head_stride) * element;
+    const char* vp = static_cast<const char*>(row.v->data) + (row.v_offset + g * row.v_head_stride) * element;
+    const int64_t k_step = KvView::row_stride(*row.k) * element,
+                  v_step = KvView::row_stride(*row.v) * element;
+    for (int j = 0; j < run; ++j) {
+      k[i + j] = kp + j * k_step;
+      v[i + j] = vp + j * v_step;
+    }
+    i += run;
+  }
+}
+
+void Tile::layout(Slab& slab, const Shape& shape, int64_t rows) {
+  q = slab.take<float>(rows * shape.dp);
+  o = slab.take<float>(rows * shape.dvp);
+  row_max = slab.take<float>(rows);
+  row_sum = slab.take<float>(rows);
+  s = slab.take<float>(rows * kKeyTile);
+  kt = slab.take<float>(int64_t(shape.d) * kKeyTile);
+  v = slab.take<float>(int64_t(kKeyTile) * shape.dvp);
+  lo = slab.take<int32_t>(rows);
+  hi = slab.take<int32_t>(rows);
+  factor = slab.take<float>(rows);
+  pointers = slab.take<const void*>(std::max<int64_t>(rows, 2 * kKeyTile));
+}
+
+void TileOps::load_queries(Tile& t, const TensorView& q, double scale, int64_t token, int64_t tokens,
+                           int64_t g) const {
+  const int r = shape_.r, rows = static_cast<int>(tokens) * r;
+  for (int i = 0; i < rows; ++i) t.pointers[i] = address(q, token + i / r, g * r + i % r);
+  kernels_.load_rows(t.pointers, shape_.bf16, rows, shape_.d, static_cast<float>(scale * kLog2e), t.q,
+                     shape_.dp);
+  std::fill_n(t.o, int64_t(rows) * shape_.dvp, 0.0f);
+  std::fill_n(t.row_max, rows, kNone);
+  std::fill_n(t.row_sum, rows, 0.0f);
+}
+
+void TileOps::load_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const {
+  key_rows(kv_, batch_, s, p, n, g, t.pointers, t.pointers + kKeyTile);
+  load_key_rows(t, n);
+}
+
+void TileOps::load_key_rows(Tile& t, int n) const {
+  kernels_.load_transposed(t.pointers, shape_.bf16, n, shape_.d, t.kt);
+  kernels_.load_rows(t.pointers + kKeyTile, shape_.bf16, n, shape_.dv, 1.0f, t.v, shape_.dvp);
+}
+
+void TileOps::attend(Tile& t, int first, int rows, const int32_t* index, int n, bool masked, int64_t p,
+                     const BlockMaxima& blocks) const {
+  int seen = n;  // keys that some row sees
+  if (masked) seen = std::max(0, *std::max_element(t.hi, t.hi + rows));
+  if (seen == 0 || rows == 0) return;
+  const TileRows q{t.q + int64_t(first) * shape_.dp, shape_.dp, index};
+  const TileRows s{t.s, kKeyTile, nullptr};
+  const TileRows o{t.o + int64_t(first) * shape_.dvp, shape_.dvp, index};
+  kernels_.gemm(rows, static_cast<int>(padded(seen)), shape_.d, q, 1, t.kt, kKeyTile, s, false);
+
+  SoftmaxTile soft;
+  soft.rows = rows;
+  soft.keys = seen;
+  soft.s = t.s;
+  soft.lo = masked ? t.lo : nullptr;
+  soft.hi = masked ? t.hi : nullptr;
+  soft.index = index;
+  soft.row_max = t.row_max + first;
+  soft.row_sum = t.row_sum + first;
+  soft.o = o;
+  soft.o_width = shape_.dvp;
+  int32_t piece[kKeyTile + 1];
+  if (blocks.raw) {
+    piece[0] = 0;
+    for (int64_t end = (p / blocks.block + 1) * blocks.block; piece[soft.pieces] < seen; end += blocks.block)
+      piece[++soft.pieces] = static_cast<int32_t>(std::min<int64_t>(seen, end - p));
+    soft.piece = piece;
+    soft.piece_max = {blocks.raw + first * blocks.ld + p / blocks.block, blocks.ld, index};
+  }
+  kernels_.softmax(soft);
+  kernels_.gemm(rows, shape_.dvp, seen, {t.s, kKeyTile, nullptr}, 1, t.v, shape_.dvp, o, true);
+}
+
+void TileOps::finish(Tile& t, int64_t token, int64_t tokens, int64_t g, const TensorView& sinks,
+                     const TensorView& o, const TensorView& lse) const {
+  const int r = shape_.r, rows = static_cast<int>(tokens) * r;
+  for (int i = 0; i < rows; ++i) {
+    const int64_t row = token + i / r, head = g * r + i % r;
+    const double sink = sinks ? static_cast<const float*>(sinks.data)[head] * kLog2e : double(kNone);
+    const double top = std::max<double>(t.row_max[i], sink);
+    double sum = t.row_sum[i], keep = 0;
+    if (top == double(kNone) && !(sum > 0) && !std::isnan(sum)) {  // no visible key and no sink
+      t.factor[i] = 0;
+      lse_at(lse, row, head) = kNone;
+    } else {
+      keep = std::exp2(t.row_max[i] - top);
+      sum = sum * keep + std::exp2(sink - top);
+      t.factor[i] = static_cast<float>(keep / sum);
+      lse_at(lse, row, head) = static_cast<float>(kLn2 * top + std::log(sum));
+    }
+    t.pointers[i] = address(o, row, head);
+  }
+  kernels_.store_rows(t.o, shape_.dvp, t.factor, rows, shape_.dv, shape_.bf16,
+                      const_cast<void**>(t.pointers));
+}
+
+}  // namespace hysparse::attn
