@@ -1,0 +1,97 @@
+// hysparse train: from a run file and prepared data to checkpoints and a model directory.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "commands.h"
+#include "common.h"
+#include "io/json_fields.h"
+#include "train/loop.h"
+#include "train/run_config.h"
+#include "train_progress.h"
+
+namespace hysparse {
+namespace {
+
+struct Flags {
+  std::string config, data, out, from;
+  bool resume = false;
+  std::vector<std::string> sets;
+  DeviceFlags device;
+  CLI::Option* dtype = nullptr;
+};
+
+// The keys of the run file with types and defaults, for --help.
+template <class T>
+std::string key_table(const std::string& prefix) {
+  std::string out;
+  for (const FieldInfo& f : list_fields<T>()) {
+    const std::string value = f.default_value.empty() ? "\"\"" : f.default_value;
+    out += fmt::format("  {:<28} {} [{}]\n", fmt::format("{}{}={}", prefix, f.name, value), f.help, f.type);
+  }
+  return out;
+}
+
+void run(const Flags& flags) {
+  const Log sink = stderr_log();
+  TrainRequest request;
+  request.config = load_run_config(flags.config, flags.sets, sink);
+  DeviceFlags device = flags.device;
+  if (flags.dtype->count() > 0)  // the flag wins over train.dtype
+    request.config = load_run_config(flags.config, [&] {
+      std::vector<std::string> sets = flags.sets;
+      sets.push_back("train.dtype=" + device.dtype);
+      return sets;
+    }());
+  device.dtype = std::string(enum_name(request.config.train.dtype));
+  Machine machine(device);
+  ProgressPrinter printer(stderr_is_terminal(), request.config.train.log_interval);
+  Runtime rt = machine.runtime();
+  rt.log = [&](LogLevel level, const std::string& message) {
+    printer.finish();
+    log(sink, level, message);
+  };
+  request.data = flags.data;
+  request.out = flags.out;
+  request.resume = flags.resume;
+  request.from = flags.from;
+  request.stop = &interrupt_flag();
+  request.progress = [&](const TrainProgress& p) { printer(p); };
+  request.sample = sample_text;
+  const TrainResult result = train(rt, request);
+  printer.finish();
+  std::fprintf(stderr, "%s\n",
+               fmt::format("{} {} steps, {} tokens in {}", result.finished ? "trained" : "time limit after",
+                           result.steps, with_commas(result.tokens), clock_text(result.seconds))
+                   .c_str());
+  if (!result.evals.empty())
+    std::printf("held-out: %.4f nats/token, %.4f bits/byte\n", result.evals.back().nats_per_token,
+                result.evals.back().bits_per_byte);
+  std::printf("model: %s\n", (request.out / "model").c_str());
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App& c =
+      *app.add_subcommand("train", "train a model on prepared data; continue a run; start a new stage");
+  c.add_option("--config", flags->config, "run file (JSON): the model's keys, settings under train and data")
+      ->required();
+  c.add_option("--data", flags->data, "folder that `hysparse data prepare` wrote")->required();
+  c.add_option("--out", flags->out, "folder of the run: log.jsonl, tensorboard/, checkpoints/, model/")
+      ->required();
+  CLI::Option* resume = c.add_flag("--resume", flags->resume, "continue the run in --out, bit for bit");
+  c.add_option("--from", flags->from, "start a new stage from this model directory's weights alone")
+      ->excludes(resume);
+  c.add_option("--set", flags->sets, "key=value over the run file; may be given again and again");
+  add_device_flags(c, flags->device);
+  flags->dtype = c.get_option("--dtype");
+  c.footer("Keys of the run file (beside those of config.json), with their defaults:\n" +
+           key_table<TrainConfig>("train.") + key_table<DataConfig>("data.") +
+           "\nExample: hysparse train --config configs/demo.json --data out/data --out out/run --set "
+           "train.lr=1e-3");
+  c.callback([flags] { run(*flags); });
+}
+
+}  // namespace hysparse
