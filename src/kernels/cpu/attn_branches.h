@@ -24,6 +24,9 @@ std::vector<TokenTile> token_tiles(const RaggedBatch& batch, int64_t heads, cons
   return tiles;
 }
 
+// Blocks below this are gathered token by token: a tile of their keys would be mostly padding.
+inline constexpr int64_t kSmallBlock = 16;
+
 // The tokens of a tile listed by the block that they chose, blocks ascending, tokens ascending.
 struct BlockLists {
   int32_t* begin = nullptr;   // [blocks + 1]

@@ -15,7 +15,6 @@ namespace {
 constexpr int64_t kTileBytes = int64_t(512)
                                << 10;  // queries, outputs and scores of a tile: half of a usual L2
 constexpr int64_t kMaxTokens = 128, kMinTokens = 16;
-constexpr int64_t kSmallBlock = 16;  // below, a tile of keys would be mostly padding
 
 [[noreturn]] void named_twice(int64_t row, int64_t g) {
   throw failure(

@@ -1,0 +1,161 @@
+#include "kernels/cpu/attn_grad.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace hysparse::attn {
+
+void GradTile::layout(Slab& slab, const Shape& shape, int64_t rows, bool gathers) {
+  q = slab.take<float>(rows * shape.dp);
+  d_o = slab.take<float>(rows * shape.dvp);
+  dq = slab.take<float>(rows * shape.dp);
+  lse2 = slab.take<float>(rows);
+  delta = slab.take<float>(rows);
+  if (gathers) {
+    q_of = slab.take<float>(rows * shape.dp);
+    d_o_of = slab.take<float>(rows * shape.dvp);
+  }
+  s = slab.take<float>(rows * kKeyTile);
+  ds = slab.take<float>(rows * kKeyTile);
+  kt = slab.take<float>(int64_t(shape.d) * kKeyTile);
+  vt = slab.take<float>(int64_t(shape.dv) * kKeyTile);
+  k = slab.take<float>(int64_t(kKeyTile) * shape.dp);
+  dk = slab.take<float>(int64_t(kKeyTile) * shape.dp);
+  dv = slab.take<float>(int64_t(kKeyTile) * shape.dvp);
+  lo = slab.take<int32_t>(rows);
+  hi = slab.take<int32_t>(rows);
+  factor = slab.take<float>(rows);
+  pointers = slab.take<const void*>(std::max<int64_t>(rows, 2 * kKeyTile));
+  more = slab.take<const void*>(rows);
+  dk_rows = slab.take<float*>(kKeyTile);
+  dv_rows = slab.take<float*>(kKeyTile);
+}
+
+void GradOps::load_queries(GradTile& t, int64_t token, int64_t tokens, int64_t g, double* sink_sums) const {
+  const int r = shape_.r, rows = static_cast<int>(tokens) * r;
+  for (int i = 0; i < rows; ++i) t.pointers[i] = address(a_.q, token + i / r, g * r + i % r);
+  kernels_.load_rows(t.pointers, shape_.bf16, rows, shape_.d, static_cast<float>(a_.scale * kLog2e), t.q,
+                     shape_.dp);
+  for (int i = 0; i < rows; ++i) {
+    t.pointers[i] = address(a_.d_o, token + i / r, g * r + i % r);
+    t.more[i] = address(a_.o, token + i / r, g * r + i % r);
+  }
+  kernels_.load_rows(t.pointers, shape_.bf16, rows, shape_.dv, 1.0f, t.d_o, shape_.dvp);
+  kernels_.dot_rows(t.pointers, t.more, shape_.bf16, rows, shape_.dv, t.delta);
+  std::fill_n(t.dq, int64_t(rows) * shape_.dp, 0.0f);
+  for (int i = 0; i < rows; ++i) {
+    const int64_t head = g * r + i % r;
+    const double lse = lse_at(a_.lse, token + i / r, head);
+    const bool nothing = lse == double(kNone);
+    t.lse2[i] = nothing ? -kNone : static_cast<float>(lse * kLog2e);
+    if (a_.dsinks && !nothing)
+      sink_sums[i % r] += std::exp(static_cast<const float*>(a_.sinks.data)[head] - lse) * t.delta[i];
+  }
+}
+
+void GradOps::load_keys(GradTile& t, int64_t s, int64_t p, int n, int64_t g, const KeyGrads& to) const {
+  key_rows(a_.kv, a_.batch, s, p, n, g, t.pointers, t.pointers + kKeyTile);
+  for (int j = 0; j < n; ++j) {
+    t.dk_rows[j] = to.dk_row(p + j);
+    t.dv_rows[j] = to.dv_row(p + j);
+  }
+  load_key_rows(t, n);
+}
+
+void GradOps::load_key_rows(GradTile& t, int n) const {
+  kernels_.load_transposed(t.pointers, shape_.bf16, n, shape_.d, t.kt);
+  kernels_.load_transposed(t.pointers + kKeyTile, shape_.bf16, n, shape_.dv, t.vt);
+  kernels_.load_rows(t.pointers, shape_.bf16, n, shape_.d, 1.0f, t.k, shape_.dp);
+}
+
+void GradOps::pair(GradTile& t, int first, int rows, const int32_t* index, int n, bool masked) const {
+  int seen = n;
+  if (masked) seen = std::max(0, *std::max_element(t.hi, t.hi + rows));
+  if (seen == 0 || rows == 0) return;
+  const int columns = static_cast<int>(padded(seen));
+  float* q = t.q + int64_t(first) * shape_.dp;
+  float* d_o = t.d_o + int64_t(first) * shape_.dvp;
+  if (index) {  // side by side, as the products over rows need them
+    for (int i = 0; i < rows; ++i) {
+      std::copy_n(t.q + int64_t(index[i]) * shape_.dp, shape_.dp, t.q_of + int64_t(i) * shape_.dp);
+      std::copy_n(t.d_o + int64_t(index[i]) * shape_.dvp, shape_.dvp, t.d_o_of + int64_t(i) * shape_.dvp);
+    }
+    q = t.q_of;
+    d_o = t.d_o_of;
+  }
+  const TileRows s{t.s, kKeyTile, nullptr}, ds{t.ds, kKeyTile, nullptr};
+  kernels_.gemm(rows, columns, shape_.d, {q, shape_.dp, nullptr}, 1, t.kt, kKeyTile, s, false);
+  kernels_.gemm(rows, columns, shape_.dv, {d_o, shape_.dvp, nullptr}, 1, t.vt, kKeyTile, ds, false);
+
+  SoftmaxGradTile soft;
+  soft.rows = rows;
+  soft.keys = seen;
+  soft.s = t.s;
+  soft.dp = t.ds;
+  soft.lo = masked ? t.lo : nullptr;
+  soft.hi = masked ? t.hi : nullptr;
+  soft.index = index;
+  soft.lse2 = t.lse2 + first;
+  soft.delta = t.delta + first;
+  kernels_.softmax_grad(soft);
+
+  // Products over the rows: the columns of P and dS are the rows of their transposes.
+  kernels_.gemm(seen, shape_.dvp, rows, {t.s, 1, nullptr}, kKeyTile, d_o, shape_.dvp,
+                {t.dv, shape_.dvp, nullptr}, false);
+  kernels_.add_rows(t.dv, shape_.dvp, 1.0f, seen, shape_.dv, t.dv_rows);
+  // q is in log2 units: times ln 2 it is scale * q.
+  kernels_.gemm(seen, shape_.dp, rows, {t.ds, 1, nullptr}, kKeyTile, q, shape_.dp, {t.dk, shape_.dp, nullptr},
+                false);
+  kernels_.add_rows(t.dk, shape_.dp, static_cast<float>(kLn2), seen, shape_.d, t.dk_rows);
+  kernels_.gemm(rows, shape_.dp, seen, ds, 1, t.k, shape_.dp,
+                {t.dq + int64_t(first) * shape_.dp, shape_.dp, index}, true);
+}
+
+void GradOps::store_dq(GradTile& t, int64_t token, int64_t tokens, int64_t g) const {
+  const int r = shape_.r, rows = static_cast<int>(tokens) * r;
+  std::fill_n(t.factor, rows, static_cast<float>(a_.scale));
+  for (int i = 0; i < rows; ++i) t.pointers[i] = address(a_.dq, token + i / r, g * r + i % r);
+  kernels_.store_rows(t.dq, shape_.dp, t.factor, rows, shape_.d, shape_.bf16, const_cast<void**>(t.pointers));
+}
+
+KeyGrads GradOps::caller_grads(int64_t s, int64_t g) const {
+  KeyGrads to;
+  to.dk = reinterpret_cast<float*>(address(a_.dk, a_.kv.cu_kv[s], g));
+  to.dv = reinterpret_cast<float*>(address(a_.dv, a_.kv.cu_kv[s], g));
+  to.dk_step = a_.dk.stride[0];
+  to.dv_step = a_.dv.stride[0];
+  return to;
+}
+
+KeyGrads GradOps::partial(Arena& arena, int64_t first, int64_t rows) const {
+  const auto floats = [&](int64_t width) {
+    return static_cast<float*>(arena.alloc_bytes(static_cast<size_t>(rows * width) * sizeof(float)));
+  };
+  return {floats(shape_.d), floats(shape_.dv), shape_.d, shape_.dv, first};
+}
+
+void GradOps::zero(const KeyGrads& partial, int64_t begin, int64_t end) const {
+  std::fill(partial.dk_row(begin), partial.dk_row(end), 0.0f);
+  std::fill(partial.dv_row(begin), partial.dv_row(end), 0.0f);
+}
+
+void GradOps::add(const KeyGrads& to, const KeyGrads& from, int64_t begin, int64_t end) const {
+  for (int64_t p = begin; p < end; ++p) {
+    float* dk = to.dk_row(p);
+    float* dv = to.dv_row(p);
+    kernels_.add_rows(from.dk_row(p), 0, 1.0f, 1, shape_.d, &dk);
+    kernels_.add_rows(from.dv_row(p), 0, 1.0f, 1, shape_.dv, &dv);
+  }
+}
+
+void reduce_sinks(const std::vector<Piece>& pieces, const std::vector<double>& sums, int r,
+                  const TensorView& dsinks) {
+  if (!dsinks) return;
+  std::vector<double> total(static_cast<size_t>(dsinks.dim(0)));
+  for (size_t i = 0; i < pieces.size(); ++i)
+    for (int j = 0; j < r; ++j) total[size_t(pieces[i].g * r + j)] += sums[i * size_t(r) + size_t(j)];
+  for (size_t h = 0; h < total.size(); ++h)
+    static_cast<float*>(dsinks.data)[h] -= static_cast<float>(total[h]);
+}
+
+}  // namespace hysparse::attn
