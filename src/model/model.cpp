@@ -42,11 +42,9 @@ void add_norm(Pass& p, Stream& stream, const Weight& weight, TensorView& sum, Ke
   const double eps = p.config.rms_norm_eps;
   const int64_t n = p.tokens(), hidden = p.config.hidden_size;
   if (p.saved.training()) {
-    if (!sum && stream.delta) {
+    if (!sum) {
       p.make(sum, keep, p.compute(), {n, hidden});
       p.ops().add(p.rt, {stream.x, stream.delta, sum});
-    } else if (!sum) {
-      sum = stream.x;
     }
     stream.x = sum;
     if (y) return;
@@ -125,8 +123,12 @@ Stream run_layers(Pass& p, const TensorView& tokens, Model::TrainStats* stats) {
   const int layers = static_cast<int>(p.plan.size());
   Trace* trace = p.options.trace;
   Stream stream;
-  stream.x = p.saved.training() ? p.saved.kept().alloc(p.compute(), {n, hidden})
-                                : p.scratch(p.compute(), {n, hidden});
+  if (p.saved.training()) {  // the first layer's input
+    p.make(p.saved.layer(0).x_in, Keep::quadratic, p.compute(), {n, hidden});
+    stream.x = p.saved.layer(0).x_in;
+  } else {
+    stream.x = p.scratch(p.compute(), {n, hidden});
+  }
   stream.buffer = p.scratch(p.compute(), {n, hidden});
   p.ops().embedding(p.rt, {.tokens = tokens, .weight = p.weights.embed_tokens, .y = stream.x});
   for (int layer = 0; layer < layers; ++layer) {
@@ -328,6 +330,10 @@ void Model::forward_backward(Runtime& rt, const RaggedBatch& batch, const Tensor
   p.saved.begin_backward();
   for (int layer = static_cast<int>(plan_.size()) - 1; layer >= 0; --layer) run_layer_backward(p, layer, dx);
   p.ops().embedding_backward(rt, {.tokens = tokens, .dy = dx, .weight = weights_.embed_tokens});
+}
+
+size_t Model::activation_bytes() const {
+  return impl_->saved.bytes_kept();
 }
 
 size_t Model::workspace_bytes() const {

@@ -77,6 +77,8 @@ class Model {
   Weights& weights() { return weights_; }
   // Bytes that this model's own arenas hold on to for activations; reused from call to call.
   size_t workspace_bytes() const;
+  // Bytes that the last forward_backward kept from forward to backward.
+  size_t activation_bytes() const;
 
  private:
   struct Impl;

@@ -63,6 +63,7 @@ class Saved {
     layers_.assign(layers, {});
     dropped_.clear();
     kept_.reset();
+    kept_bytes_ = 0;
     recomputing_ = false;
   }
   SaveMode mode() const { return mode_; }
@@ -76,6 +77,7 @@ class Saved {
   void make(Arena& scratch, TensorView& view, Keep keep, DType dtype, std::initializer_list<int64_t> dims) {
     if (!recomputing_ && is_kept(keep, mode_)) {
       view = kept_.alloc(dtype, dims);
+      kept_bytes_ += view.bytes();
     } else {
       view = scratch.alloc(dtype, dims);
       dropped_.push_back(&view);
@@ -90,12 +92,13 @@ class Saved {
     for (TensorView* view : dropped_) *view = {};
     dropped_.clear();
   }
+  size_t bytes_kept() const { return kept_bytes_; }
   size_t bytes_reserved() const { return kept_.bytes_reserved(); }
-  Arena& kept() { return kept_; }
 
  private:
   SaveMode mode_ = SaveMode::inference;
   bool recomputing_ = false;
+  size_t kept_bytes_ = 0;
   Arena kept_;
   std::vector<LayerSaved> layers_;
   std::vector<TensorView*> dropped_;

@@ -1,0 +1,205 @@
+#include "model/plan_report.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "model/saved.h"
+
+namespace hysparse {
+namespace {
+
+constexpr const char* kWhat = "plan";
+
+int64_t product(int64_t a, int64_t b) {
+  return checked_product(a, b, kWhat);
+}
+int64_t sum(int64_t a, int64_t b) {
+  return checked_sum(a, b, kWhat);
+}
+
+SaveMode mode_of(Recompute recompute) {
+  return recompute == Recompute::none        ? SaveMode::none
+         : recompute == Recompute::selective ? SaveMode::selective
+                                             : SaveMode::layer;
+}
+
+// Bytes a token of everything that LayerSaved may hold for a layer, by how dear it is.
+struct LayerBytes {
+  int64_t kept = 0, dropped = 0;
+};
+LayerBytes layer_bytes(const ModelConfig& c, const LayerPlanEntry& e, DType compute, SaveMode mode) {
+  const auto t = static_cast<int64_t>(size_of(compute));
+  const auto a = static_cast<int64_t>(size_of(accumulation_dtype(compute)));
+  const int64_t hidden = c.hidden_size, hq = c.num_attention_heads, hkv = c.kv_heads();
+  LayerBytes bytes;
+  auto add = [&](Keep keep, int64_t count) { (is_kept(keep, mode) ? bytes.kept : bytes.dropped) += count; };
+
+  add(Keep::quadratic, hidden * t);  // x_in
+  add(Keep::cheap, hidden * t + a);  // normed1, rstd1
+  if (c.qk_norm) {
+    add(Keep::costly, hq * c.d() * t);
+    add(Keep::cheap, hq * c.d() * t + hq * a);
+  } else {
+    add(Keep::costly, hq * c.d() * t);
+  }
+  if (e.kind != LayerKind::sparse || e.own_window_kv) {
+    const Keep keep = e.emits_scores ? Keep::shared : Keep::own_kv;
+    add(keep, hkv * (c.d() + c.dv()) * t);
+    if (c.qk_norm) add(keep, hkv * c.d() * t + hkv * a);
+  }
+  if (e.emits_scores) add(Keep::shared, hkv * c.entries() * 4);
+  const int64_t o = hq * c.dv() * t + hq * a;
+  add(e.kind == LayerKind::full ? Keep::quadratic : Keep::costly, o);
+  if (e.gated) {
+    add(Keep::costly, c.gate_width() * a);
+    add(Keep::cheap, hq * c.dv() * t);  // mix
+  }
+  if (e.kind == LayerKind::sparse && e.window > 0) add(Keep::costly, o + c.gate_width() * a);
+  add(Keep::costly, hidden * t);     // x_mid
+  add(Keep::cheap, hidden * t + a);  // normed2, rstd2
+  const int64_t width = e.moe ? c.moe_intermediate_size * c.num_experts_per_tok : c.intermediate_size;
+  add(Keep::costly, 2 * width * t);
+  add(Keep::cheap, width * t);
+  return bytes;
+}
+
+// What run_layer_backward holds beside LayerSaved, the larger of its two halves.
+int64_t backward_bytes(const ModelConfig& c, const LayerPlanEntry& e, DType compute) {
+  const auto t = static_cast<int64_t>(size_of(compute));
+  const auto a = static_cast<int64_t>(size_of(accumulation_dtype(compute)));
+  const int64_t hq = c.num_attention_heads, hkv = c.kv_heads();
+  const int64_t width = e.moe ? c.moe_intermediate_size * c.num_experts_per_tok : c.intermediate_size;
+  int64_t attention = hq * c.dv() * t + hq * c.d() * t;  // dmix, dq
+  if (e.gated) attention += c.gate_width() * a;
+  if (e.kind == LayerKind::sparse && e.window > 0)
+    attention += 2 * hq * c.dv() * t + hq * c.d() * t + c.gate_width() * a;
+  if (e.own_window_kv || e.kind == LayerKind::full)
+    attention += hkv * (c.d() + c.dv()) * (a + (t < a ? t : 0));
+  return c.hidden_size * t + std::max(2 * width * t, attention);
+}
+
+// Mean over t of min(t + 1, limit) for t in [0, n).
+double mean_keys(double n, double limit) {
+  if (n <= limit) return (n + 1) / 2;
+  return (limit * (limit + 1) / 2 + (n - limit) * limit) / n;
+}
+
+FlopsReport count_flops(const ModelConfig& c, const LayerPlan& plan, const ParameterCounts& parameters,
+                        int64_t context) {
+  FlopsReport f;
+  const auto n = static_cast<double>(context);
+  const double per_key = 2.0 * static_cast<double>(c.num_attention_heads * (c.d() + c.dv()));
+  auto attend = [&](double limit) {
+    f.attention_prefill += per_key * mean_keys(n, limit);
+    f.attention_decode += per_key * std::min(n + 1, limit);
+  };
+  for (const LayerPlanEntry& e : plan) {
+    if (e.kind == LayerKind::full) attend(n + 1);
+    if (e.kind == LayerKind::sparse) attend(static_cast<double>(c.hysparse_topk_tokens));
+    if (e.window > 0) attend(static_cast<double>(e.window));
+  }
+  const double linear = 2.0 * static_cast<double>(parameters.active_with_head);
+  f.prefill = linear + f.attention_prefill;
+  f.decode = linear + f.attention_decode;
+  return f;
+}
+
+TrainingMemory training_memory(const ModelConfig& c, const LayerPlan& plan, const ParameterCounts& parameters,
+                               int64_t tokens, DType compute) {
+  const auto t = static_cast<int64_t>(size_of(compute));
+  const auto a = static_cast<int64_t>(size_of(accumulation_dtype(compute)));
+  TrainingMemory m;
+  m.weights = product(parameters.total, t < a ? a + t : a);
+  m.gradients = product(parameters.total, a);
+  m.optimizer = product(parameters.total, 2 * a);
+  for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::layer}) {
+    m.activations[static_cast<int>(r)] = activation_bytes(c, plan, tokens, compute, r);
+    int64_t largest = 0;
+    for (const LayerPlanEntry& e : plan)
+      largest =
+          std::max(largest, layer_bytes(c, e, compute, mode_of(r)).dropped + backward_bytes(c, e, compute));
+    m.working[static_cast<int>(r)] = product(largest, tokens);
+  }
+  m.shared_gradients = product(tokens, c.kv_heads() * (c.d() + c.dv()) * a);
+  // dx and the buffer of a sublayer's output; then the head: x, y, and logits (with their gradient where it
+  // is narrower) of a chunk of about 64 MiB.
+  const int64_t rows = std::min(tokens, std::max<int64_t>(64, (int64_t(64) << 20) / (c.vocab_size * a)));
+  m.head = sum(product(tokens, 4 * c.hidden_size * t), product(rows, c.vocab_size * (t < a ? a + t : a)));
+  return m;
+}
+
+}  // namespace
+
+int64_t activation_bytes(const ModelConfig& config, const LayerPlan& plan, int64_t tokens, DType compute,
+                         Recompute recompute) {
+  int64_t per_token = 0;
+  for (const LayerPlanEntry& e : plan)
+    per_token = sum(per_token, layer_bytes(config, e, compute, mode_of(recompute)).kept);
+  return product(per_token, tokens);
+}
+
+ParameterCounts count_parameters(const ModelConfig& config, const LayerPlan& plan) {
+  ParameterCounts counts;
+  auto count = [&](const WeightSpec& spec) {
+    int64_t n = 1;
+    for (int64_t d : spec.shape) n = product(n, d);
+    return n;
+  };
+  int64_t expert = 0;
+  for (const WeightSpec& spec : weight_specs(config, plan)) {
+    const int64_t n = count(spec);
+    counts.total = sum(counts.total, n);
+    if (spec.name == "model.embed_tokens.weight")
+      counts.embedding = n;
+    else if (spec.name == "lm_head.weight")
+      counts.head = n;
+    else if (spec.expert)
+      expert = sum(expert, n);
+    else
+      counts.active = sum(counts.active, n);
+  }
+  if (expert > 0)
+    counts.active = sum(counts.active, expert / config.n_routed_experts * config.num_experts_per_tok);
+  counts.active_with_head = sum(counts.active, product(config.vocab_size, config.hidden_size));
+  return counts;
+}
+
+PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t batch, DType train_dtype,
+                            int kv_dtype_bytes) {
+  auto positive = [](const char* flag, int64_t value) {
+    constexpr int64_t limit = (int64_t(1) << 31) - 2;
+    if (value < 1 || value > limit)
+      throw expected_error(flag, fmt::format("a whole number from 1 to {}", limit), std::to_string(value));
+  };
+  positive("--context", context);
+  positive("--batch", batch);
+
+  PlanReport r;
+  r.context = context;
+  r.batch = batch;
+  r.kv_dtype_bytes = kv_dtype_bytes;
+  r.kind = config.kind();
+  const LayerPlan plan = build_layer_plan(config);
+  r.parameters = count_parameters(config, plan);
+  for (const AttentionKind kind : {AttentionKind::full, AttentionKind::hybrid_swa, AttentionKind::hysparse}) {
+    const ModelConfig other = twin(config, kind);
+    KvReport kv{kind, kv_bytes(other, build_layer_plan(other), kv_dtype_bytes)};
+    kv.at_context = product(kv.bytes.at(context), batch);
+    kv.full_layers = std::count(other.layer_types.begin(), other.layer_types.end(), "full_attention");
+    r.kv.push_back(kv);
+  }
+  const auto full = static_cast<double>(r.kv[0].at_context);
+  for (KvReport& kv : r.kv) kv.smaller = full / static_cast<double>(kv.at_context);
+  r.own = kv_bytes(config, plan, kv_dtype_bytes);
+  r.own_at_context = product(r.own.at(context), batch);
+  r.own_smaller = full / static_cast<double>(r.own_at_context);
+
+  const ModelConfig full_twin = twin(config, AttentionKind::full);
+  const LayerPlan full_plan = build_layer_plan(full_twin);
+  r.flops = count_flops(config, plan, r.parameters, context);
+  r.flops_full = count_flops(full_twin, full_plan, count_parameters(full_twin, full_plan), context);
+  r.training = training_memory(config, plan, r.parameters, product(context, batch), train_dtype);
+  return r;
+}
+
+}  // namespace hysparse
