@@ -1,0 +1,311 @@
+#include "tokenizer/tokenizer.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "io/json.h"
+#include "tokenizer/bpe.h"
+#include "tokenizer/byte_alphabet.h"
+#include "tokenizer/nfc.h"
+#include "tokenizer/pretokenizer.h"
+#include "tokenizer/special_matcher.h"
+#include "tokenizer/tokenizer_json.h"
+#include "tokenizer/utf8.h"
+#include "tokenizer/word_cache.h"
+
+namespace hysparse {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kFlushIds = 16384;  // how many ids encode_to() hands over at a time, about
+
+class Fingerprint {
+ public:
+  void add(std::string_view text) {
+    add(text.size());
+    for (size_t i = 0; i < text.size(); i += 8) {
+      uint64_t word = 0;
+      for (size_t k = 0; k < std::min<size_t>(8, text.size() - i); ++k)
+        word |= static_cast<uint64_t>(static_cast<uint8_t>(text[i + k])) << (8 * k);
+      add(word);
+    }
+  }
+  void add(uint64_t word) {
+    a_ = mix64(a_ ^ word);
+    b_ = mix64(b_ + word);
+  }
+  std::string hex() const { return fmt::format("{:016x}{:016x}", a_, b_); }
+
+ private:
+  uint64_t a_ = 0x6a09e667f3bcc908ull, b_ = 0xbb67ae8584caa73bull;
+};
+
+std::string fingerprint_of(const TokenizerSpec& spec, int32_t eos) {
+  Fingerprint f;
+  std::vector<std::pair<int32_t, std::string_view>> by_id;
+  for (const auto& [token, id] : spec.vocab) by_id.emplace_back(id, token);
+  std::sort(by_id.begin(), by_id.end());
+  f.add(by_id.size());
+  for (const auto& [id, token] : by_id) f.add(static_cast<uint64_t>(id)), f.add(token);
+  f.add(spec.merges.size());
+  for (const BpeMerge& m : spec.merges)
+    f.add(pair_key(m.left, m.right)), f.add(static_cast<uint64_t>(m.result));
+  f.add(spec.added.size());
+  for (const AddedToken& t : spec.added)
+    f.add(static_cast<uint64_t>(t.id)), f.add(t.content),
+        f.add((t.special ? 1u : 0u) | (t.normalized ? 2u : 0u));
+  f.add(spec.rules.splits.size());
+  for (const SplitRule& r : spec.rules.splits) f.add(r.pattern), f.add(r.literal ? 1u : 0u);
+  f.add(spec.rules.last_split ? spec.rules.last_split->pattern : "");
+  f.add((spec.nfc ? 1u : 0u) | (spec.ignore_merges ? 2u : 0u) | (spec.fuse_unk ? 4u : 0u) |
+        (spec.rules.add_prefix_space ? 8u : 0u));
+  f.add(static_cast<uint64_t>(static_cast<int64_t>(spec.unk_id)));
+  f.add(static_cast<uint64_t>(static_cast<int64_t>(eos)));
+  return f.hex();
+}
+
+}  // namespace
+
+struct Tokenizer::Impl {
+  std::string bytes;             // of all tokens, one after the other
+  std::vector<size_t> begin;     // [vocab + 1]
+  std::vector<uint8_t> special;  // [vocab]
+  std::unordered_map<std::string, int32_t> added;
+  // Added tokens that are looked for before and after normalisation, without and with the special ones.
+  SpecialMatcher raw[2], normalised[2];
+  bool nfc = false;
+  int32_t eos = -1;
+  std::string fingerprint;
+  Bpe bpe;
+  PreTokenizer pre;
+  bool can_cut = false;
+
+  Impl(TokenizerSpec spec, int32_t eos_id, const std::string& where)
+      : nfc(spec.nfc),
+        eos(eos_id),
+        fingerprint(fingerprint_of(spec, eos_id)),
+        bpe(make_bpe(spec, where)),
+        pre(std::move(spec.rules), where) {
+    int32_t largest = -1;
+    for (const auto& [token, id] : spec.vocab) largest = std::max(largest, id);
+    for (const AddedToken& t : spec.added) largest = std::max(largest, t.id);
+    if (eos > largest)
+      throw input_error(
+          where, fmt::format("the end-of-text id {} is not below the vocabulary's {}", eos, largest + 1));
+    std::vector<std::string> tokens(static_cast<size_t>(largest) + 1);
+    special.assign(tokens.size(), 0);
+    for (const auto& [token, id] : spec.vocab) {
+      std::string& t = tokens[static_cast<size_t>(id)];
+      if (!from_alphabet(token, t)) t = token;  // unreachable by encode(), decoded as it is written
+    }
+    for (const AddedToken& t : spec.added) {
+      tokens[static_cast<size_t>(t.id)] = t.content;
+      special[static_cast<size_t>(t.id)] = t.special;
+      added.emplace(t.content, t.id);
+      for (const bool with_special : {false, true}) {
+        if (t.special && !with_special) continue;
+        if (t.normalized)
+          normalised[with_special].add(nfc ? to_nfc(t.content) : t.content, t.id);
+        else
+          raw[with_special].add(t.content, t.id);
+      }
+    }
+    for (SpecialMatcher* m : {&raw[0], &raw[1], &normalised[0], &normalised[1]}) m->finish();
+    can_cut = !raw[0].any_contains('\n') && !normalised[0].any_contains('\n');
+    begin.reserve(tokens.size() + 1);
+    for (const std::string& t : tokens) {
+      begin.push_back(bytes.size());
+      bytes += t;
+    }
+    begin.push_back(bytes.size());
+  }
+
+  static Bpe make_bpe(const TokenizerSpec& spec, const std::string& where) {
+    Bpe::Tables t;
+    t.byte_ids.fill(-1);
+    t.merges = spec.merges;
+    t.unk_id = spec.unk_id;
+    t.fuse_unk = spec.fuse_unk;
+    std::unordered_map<int32_t, bool> reachable;  // ids that some merge builds
+    for (const BpeMerge& m : spec.merges) reachable.emplace(m.result, true);
+    for (const AddedToken& a : spec.added) reachable.emplace(a.id, true);
+    size_t unreachable = 0;
+    for (const auto& [token, id] : spec.vocab) {
+      std::string b;
+      if (!from_alphabet(token, b)) continue;
+      if (b.size() == 1) t.byte_ids[static_cast<uint8_t>(b[0])] = id;
+      if (b.size() > 1 && !reachable.contains(id)) ++unreachable;
+      if (spec.ignore_merges && !b.empty()) t.whole_words.emplace(std::move(b), id);
+    }
+    if (spec.merges.empty() && unreachable > 0 && !spec.ignore_merges)
+      throw input_error(where + ": model.merges",
+                        fmt::format("empty, so {} tokens of several bytes could never be used", unreachable),
+                        "the file has lost its merges");
+    return Bpe(std::move(t));
+  }
+
+  std::string_view token(int32_t id) const {
+    const auto i = static_cast<size_t>(id);
+    return std::string_view(bytes).substr(begin[i], begin[i + 1] - begin[i]);
+  }
+  void check_id(int32_t id) const {
+    if (id < 0 || static_cast<size_t>(id) + 1 >= begin.size())
+      throw expected_error("token id", fmt::format("a value in [0, {})", begin.size() - 1),
+                           std::to_string(id));
+  }
+
+  // One call of encode.
+  class Run {
+   public:
+    Run(const Impl& t, bool parse_special, size_t text_bytes, const IdSink* sink)
+        : t_(t), special_(parse_special), sink_(sink), state_(t.pre), cache_(text_bytes) {}
+
+    std::vector<int32_t> finish() {
+      if (sink_ != nullptr) flush();
+      return std::move(out_);
+    }
+
+    // Added tokens of the raw text, what is between them normalised, added tokens of that, plain text.
+    void raw(std::string_view text) {
+      each(t_.raw[special_], text, [&](std::string_view between) {
+        if (t_.nfc && !surely_nfc(between)) {
+          const std::string nfc = to_nfc(between);
+          normalised(nfc);
+        } else {
+          normalised(between);
+        }
+      });
+    }
+
+   private:
+    template <class Between>
+    void each(const SpecialMatcher& tokens, std::string_view text, Between&& between) {
+      for (size_t at = 0; at < text.size();) {
+        const SpecialMatcher::Match m = tokens.find(text, at);
+        if (m.begin > at) between(text.substr(at, m.begin - at));
+        if (m.length > 0) out_.push_back(m.id);
+        at = m.begin + m.length;
+      }
+    }
+
+    void normalised(std::string_view text) {
+      each(t_.normalised[special_], text, [&](std::string_view between) { plain(between); });
+    }
+
+    // Bytes that are not UTF-8 are pieces of their own: expressions never see them.
+    void plain(std::string_view text) {
+      for (size_t at = 0; at < text.size();) {
+        const size_t end = utf8_valid_end(text, at);
+        if (end > at) t_.pre.run(text.substr(at, end - at), state_, [&](std::string_view p) { piece(p); });
+        at = end;
+        if (at < text.size()) {
+          const size_t bad = utf8_step(text, at).length;
+          piece(text.substr(at, bad));
+          at += bad;
+        }
+      }
+    }
+
+    void piece(std::string_view p) {
+      if (sink_ != nullptr && out_.size() >= kFlushIds) flush();
+      if (p.size() > WordCache::kMaxBytes) {
+        t_.bpe.encode(p, out_, scratch_);
+        return;
+      }
+      bool hit = false;
+      WordCache::Entry& e = cache_.look(p, hit);
+      if (hit) {
+        out_.insert(out_.end(), e.ids, e.ids + e.count);
+        return;
+      }
+      const size_t first = out_.size();
+      t_.bpe.encode(p, out_, scratch_);
+      WordCache::fill(e, out_.data() + first, out_.size() - first);
+    }
+
+    void flush() {
+      if (!out_.empty()) (*sink_)(out_.data(), out_.size());
+      out_.clear();
+    }
+
+    const Impl& t_;
+    const bool special_;
+    const IdSink* sink_;
+    PreTokenizer::State state_;
+    WordCache cache_;
+    Bpe::Scratch scratch_;
+    std::vector<int32_t> out_;
+  };
+};
+
+Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+Tokenizer::~Tokenizer() = default;
+
+Tokenizer Tokenizer::load(const fs::path& dir) {
+  fs::path file = dir;
+  if (fs::is_directory(dir)) {
+    file = dir / "tokenizer.json";
+    if (!fs::exists(file))
+      throw input_error(dir.string(), "holds no tokenizer.json", "make one with `hysparse tokenizer train`");
+  }
+  const std::string where = file.string();
+  TokenizerSpec spec = parse_tokenizer_json(read_json_file(file), where);
+  const int32_t eos = find_eos(file.parent_path(), spec);
+  return Tokenizer(std::make_unique<Impl>(std::move(spec), eos, where));
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool parse_special) const {
+  Impl::Run run(*impl_, parse_special, text.size(), nullptr);
+  run.raw(text);
+  return run.finish();
+}
+
+void Tokenizer::encode_to(std::string_view text, const IdSink& sink, bool parse_special) const {
+  Impl::Run run(*impl_, parse_special, text.size(), &sink);
+  run.raw(text);
+  run.finish();
+}
+
+size_t Tokenizer::next_cut(std::string_view text, size_t from) const {
+  return impl_->can_cut ? impl_->pre.next_cut(text, from) : text.size();
+}
+
+std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool keep_special) const {
+  std::string out;
+  for (const int32_t id : ids) {
+    impl_->check_id(id);
+    if (keep_special || !impl_->special[static_cast<size_t>(id)]) out += impl_->token(id);
+  }
+  return out;
+}
+
+std::string_view Tokenizer::token_bytes(int32_t id) const {
+  impl_->check_id(id);
+  return impl_->token(id);
+}
+bool Tokenizer::is_special(int32_t id) const {
+  impl_->check_id(id);
+  return impl_->special[static_cast<size_t>(id)] != 0;
+}
+int32_t Tokenizer::vocab_size() const {
+  return static_cast<int32_t>(impl_->begin.size()) - 1;
+}
+int32_t Tokenizer::eos_id() const {
+  return impl_->eos;
+}
+int32_t Tokenizer::find(std::string_view token_text) const {
+  const auto it = impl_->added.find(std::string(token_text));
+  return it == impl_->added.end() ? -1 : it->second;
+}
+const std::string& Tokenizer::fingerprint() const {
+  return impl_->fingerprint;
+}
+
+}  // namespace hysparse
