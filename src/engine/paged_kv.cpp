@@ -127,8 +127,18 @@ struct PagedKv::Impl {
 
   void poison(std::byte* p, size_t bytes) {
     if (!options.poison || bytes == 0) return;
-    const std::vector<std::byte> ones(bytes, std::byte{0xff});  // all ones is a NaN in f64, f32 and bf16
-    memory.from_host(p, ones.data(), bytes);
+    const size_t element = size_of(options.dtype);
+    std::vector<std::byte> fill(bytes);
+    for (size_t at = 0; at < bytes; at += element) {
+      const double wide = *options.poison;
+      const auto single = static_cast<float>(wide);
+      const bf16 half(single);
+      const void* from = options.dtype == DType::f64   ? static_cast<const void*>(&wide)
+                         : options.dtype == DType::f32 ? static_cast<const void*>(&single)
+                                                       : static_cast<const void*>(&half);
+      std::memcpy(fill.data() + at, from, element);
+    }
+    memory.from_host(p, fill.data(), bytes);
   }
   void poison_page(int32_t page, int64_t from_row) {
     for (const KvPair& pool : pools)
@@ -292,6 +302,8 @@ PagedKv::PagedKv(const ModelConfig& config, const LayerPlan& plan, const PagedKv
                  Memory& memory)
     : impl_(std::make_unique<Impl>(options, memory)) {
   Impl& m = *impl_;
+  HYSPARSE_CHECK(options.dtype == DType::f64 || options.dtype == DType::f32 || options.dtype == DType::bf16,
+                 "a cache of {}", name_of(options.dtype));
   HYSPARSE_CHECK(options.max_tokens > 0 && options.max_sequences > 0, "a cache of {} sequences of {} tokens",
                  options.max_sequences, options.max_tokens);
   const int64_t block = config.hysparse_block_size;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "model/config.h"
@@ -15,10 +16,10 @@ namespace hysparse {
 struct PagedKvOptions {
   int64_t max_tokens = 0;  // a sequence's limit; pages are allocated on demand up to it
   int64_t max_sequences = 1;
-  int64_t page_size = 0;     // tokens; 0: max(64, block); a multiple of the selection block
-  int64_t max_pages = 0;     // of all sequences together; 0: enough for max_sequences of max_tokens
-  DType dtype = DType::f32;  // as the activations: f64, f32 or bf16
-  bool poison = false;       // fill unused space with NaN: a read past the length then shows (tests)
+  int64_t page_size = 0;         // tokens; 0: max(64, block); a multiple of the selection block
+  int64_t max_pages = 0;         // of all sequences together; 0: enough for max_sequences of max_tokens
+  DType dtype = DType::f32;      // as the activations: f64, f32 or bf16
+  std::optional<double> poison;  // fill unused space with this: a read past the length then shows (tests)
 };
 
 // A step: begin_step(), append() for each layer in turn, then commit() the batch (rings take the new tokens

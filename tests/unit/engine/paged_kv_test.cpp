@@ -20,7 +20,7 @@ class Driver {
   Driver(ModelConfig config, PagedKvOptions options) : config_(std::move(config)), options_(options) {
     config_.finalize("test");
     plan_ = build_layer_plan(config_);
-    options_.poison = true;
+    options_.poison = std::nan("");
     kv_ = std::make_unique<PagedKv>(config_, plan_, options_);
     history_.resize(size_t(options_.max_sequences));
   }
