@@ -115,6 +115,11 @@ ModelConfig load_model_config(const fs::path& path, const std::vector<std::strin
   return parse_model_config(read_file(file), file.string(), overrides, log);
 }
 
+void check_model_dir(const fs::path& dir, const ModelConfig& config, const Log& sink) {
+  const SafetensorsSet files(dir);
+  check_tensors(dir, config, weight_specs(config, build_layer_plan(config)), files, sink);
+}
+
 void load_weights(const fs::path& dir, const ModelConfig& config, Weights& weights, const Log& sink) {
   const SafetensorsSet files(dir);
   for (const std::string& note : files.notes()) log(sink, LogLevel::warning, note);

@@ -32,6 +32,9 @@ struct LoadOptions {
 // ones are named. Throws Error(input).
 LoadedModel load_model_dir(const std::filesystem::path& dir, const LoadOptions& options = {});
 
+// That check alone; works for every config, MoE included.
+void check_model_dir(const std::filesystem::path& dir, const ModelConfig& config, const Log& log = {});
+
 // The weights alone, into `weights` of the same config: masters where there are any, and values.
 void load_weights(const std::filesystem::path& dir, const ModelConfig& config, Weights& weights,
                   const Log& log = {});

@@ -277,7 +277,8 @@ void Model::forward(Runtime& rt, const RaggedBatch& batch, const TensorView& tok
   HYSPARSE_CHECK(
       rows == 0 || (logits.rank == 2 && logits.dim(0) == rows && logits.dim(1) == config_.vocab_size),
       "logits {} for {} rows of a vocabulary of {}", logits.describe(), rows, config_.vocab_size);
-  Pass p = impl_->start(rt, batch, tokens, kv, options, SaveMode::inference);
+  Pass p = impl_->start(rt, batch, tokens, kv, options,
+                        options.as_training ? SaveMode::none : SaveMode::inference);
   ArenaScope scope(rt.scratch);
   const Stream stream = run_layers(p, tokens, nullptr);
   if (rows == 0) return;

@@ -39,6 +39,7 @@ struct Trace {
 struct ForwardOptions {
   const SelectionMap* pinned = nullptr;  // use these selections instead of scoring
   Trace* trace = nullptr;
+  bool as_training = false;  // Model::forward: run the pass that training runs, which keeps all activations
 };
 
 class Saved;  // activations that backward needs, in an arena under a Recompute policy (model/saved.h)
