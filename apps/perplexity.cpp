@@ -1,0 +1,148 @@
+// hysparse perplexity: how well a model predicts texts.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "common.h"
+#include "eval/perplexity.h"
+#include "io/files.h"
+#include "io/json_value.h"
+#include "text_model.h"
+
+namespace hysparse {
+namespace {
+
+struct Flags {
+  std::string model;
+  std::vector<std::string> inputs;
+  PerplexityOptions options;
+  bool tokens = false, json = false;
+  DeviceFlags device;
+};
+
+// The documents of a file: lines with a "text" field where it is JSONL, else the file as one.
+void for_each_document(const std::string& path, const std::function<bool(const std::string&)>& see) {
+  const std::string all = read_file(path);
+  if (!path.ends_with(".jsonl")) {
+    see(all);
+    return;
+  }
+  size_t number = 0;
+  for (size_t begin = 0; begin < all.size();) {
+    const size_t end = std::min(all.find('\n', begin), all.size());
+    const std::string_view line = std::string_view(all).substr(begin, end - begin);
+    begin = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const std::string where = fmt::format("{}:{}", path, number);
+    const Json value = parse_json(line, where);
+    if (!value.is_object() || !value.contains("text") || !value["text"].is_string())
+      throw expected_error(where, "an object with a string \"text\"", std::string(line.substr(0, 40)));
+    if (!see(value["text"].get<std::string>())) return;
+  }
+}
+
+void print_json(const PerplexityResult& r, const PerplexityOptions& o) {
+  Json out;
+  out["documents"] = r.documents;
+  out["tokens"] = r.tokens;
+  out["bytes"] = r.bytes;
+  out["nats"] = r.nats;
+  out["nats_per_token"] = r.nats_per_token();
+  out["perplexity"] = r.perplexity();
+  const auto number = [](double x) { return std::isnan(x) ? Json(nullptr) : Json(x); };
+  out["standard_error"] = number(r.standard_error);
+  out["bits_per_byte"] = number(r.bits_per_byte());
+  out["bits_per_byte_standard_error"] = number(r.bits_per_byte_error());
+  out["window"] = o.window;
+  out["stride"] = o.stride;
+  std::printf("%s", dump_json(out).c_str());
+}
+
+void print_text(const PerplexityResult& r) {
+  std::printf("documents    %lld\ntokens       %lld scored\n", static_cast<long long>(r.documents),
+              static_cast<long long>(r.tokens));
+  std::printf("nats/token   %.5f +- %.5f (standard error)\n", r.nats_per_token(), r.standard_error);
+  std::printf("perplexity   %.4f\n", r.perplexity());
+  if (r.bytes > 0)
+    std::printf("bits/byte    %.5f +- %.5f (%lld bytes)\n", r.bits_per_byte(), r.bits_per_byte_error(),
+                static_cast<long long>(r.bytes));
+}
+
+void run(const Flags& f) {
+  Machine machine(f.device);
+  Runtime& rt = machine.runtime();
+  TextModel m = load_text_model(f.model, machine.compute(), rt.memory, rt.log);
+  PerplexityOptions o = f.options;
+  const int64_t limit = m.config().max_position_embeddings;
+  if (o.window == 0) o.window = std::min<int64_t>(limit, 1024);
+  if (o.window > limit)
+    throw expected_error("--window", fmt::format("at most max_position_embeddings ({})", limit),
+                         std::to_string(o.window));
+  if (o.stride == 0) o.stride = std::max<int64_t>(1, o.window / 2);
+  if (!f.tokens) {
+    m.text();
+    o.token_bytes = [&m](int32_t id) { return static_cast<int64_t>(m.token_bytes(id).size()); };
+  }
+  const bool live = stderr_is_terminal();
+  const std::atomic<bool>& interrupted = interrupt_flag();
+  o.progress = [&](int64_t scored) {
+    if (live) std::fprintf(stderr, "\r%lld tokens scored", static_cast<long long>(scored));
+    if (interrupted) throw Error(ErrorKind::interrupted, "interrupted");
+  };
+  Perplexity perplexity(model_losses(rt, m.model()), o);
+  const int64_t vocab = m.config().vocab_size;
+  for (const std::string& path : f.inputs) {
+    for_each_document(path, [&](const std::string& text) {
+      const std::vector<int32_t> ids = f.tokens ? parse_ids(text, path) : m.text().encode(text);
+      for (const int32_t id : ids)
+        if (id >= vocab) throw expected_error(path, fmt::format("ids below {}", vocab), std::to_string(id));
+      perplexity.add(ids);
+      return !perplexity.full();
+    });
+    if (perplexity.full()) break;
+  }
+  const PerplexityResult r = perplexity.finish();
+  if (live) std::fprintf(stderr, "\r\x1b[K");
+  if (r.tokens == 0)
+    throw input_error("--input", "no token to score: each document needs at least two tokens");
+  f.json ? print_json(r, o) : print_text(r);
+}
+
+}  // namespace
+
+void add_perplexity(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  Flags& f = *flags;
+  f.options.window = f.options.stride = 0;
+  CLI::App& c = *app.add_subcommand("perplexity", "nats a token and bits a byte of texts under a model");
+  c.add_option("--model", f.model, "model directory")->required();
+  c.add_option("--input", f.inputs, "texts: each file one document, each line of a .jsonl one (its \"text\")")
+      ->required();
+  c.add_option("--window", f.options.window,
+               "tokens the model sees at once; 0: max_position_embeddings, at most 1024")
+      ->capture_default_str();
+  c.add_option("--stride", f.options.stride,
+               "tokens between windows; 0: half a window. Smaller gives more context")
+      ->capture_default_str();
+  c.add_option("--batch", f.options.batch, "windows a forward; 0: what fits in 2048 tokens")
+      ->capture_default_str();
+  c.add_option("--max-tokens", f.options.max_tokens,
+               "stop after this many scored tokens; 0: score everything")
+      ->capture_default_str();
+  c.add_flag("--tokens", f.tokens, "inputs hold token ids instead of text: works without a tokenizer");
+  c.add_flag("--json", f.json, "print one JSON object");
+  add_device_flags(c, f.device);
+  c.footer(
+      "Every token after the first of a document is scored exactly once, with at least window - stride "
+      "tokens of "
+      "context;\nbits/byte divides by the bytes of the scored tokens.\n"
+      "Example: hysparse perplexity --model out/demo/model --input data/text/holdout.txt --window 512 "
+      "--stride 256");
+  c.callback([flags] { run(*flags); });
+}
+
+}  // namespace hysparse
