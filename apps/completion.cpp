@@ -50,10 +50,15 @@ std::string quoted(const std::string& text, const std::string& quote) {
 const std::string kPosixQuote = "'\\''";
 const std::string kFishQuote = "\\'";
 
+void add_word(std::string& words, const std::string& word) {
+  if (!words.empty()) words += ' ';
+  words += word;
+}
+
 std::string dashed(const OptionEntry& o) {
   std::string out;
-  for (const std::string& s : o.shorts) out += (out.empty() ? "-" : " -") + s;
-  for (const std::string& l : o.longs) out += (out.empty() ? "--" : " --") + l;
+  for (const std::string& s : o.shorts) add_word(out, fmt::format("-{}", s));
+  for (const std::string& l : o.longs) add_word(out, fmt::format("--{}", l));
   return out;
 }
 
@@ -80,10 +85,10 @@ void print_bash(const std::vector<CommandEntry>& all) {
   for (const CommandEntry& c : all) {
     std::string options, valued = " ", commands;
     for (const OptionEntry& o : c.options) {
-      options += (options.empty() ? "" : " ") + dashed(o);
+      add_word(options, dashed(o));
       if (o.takes_value) valued += dashed(o) + " ";
     }
-    for (const std::string& name : c.children) commands += (commands.empty() ? "" : " ") + name;
+    for (const std::string& name : c.children) add_word(commands, name);
     std::printf("    \"%s\")\n      options=\"%s\"\n      commands=\"%s\"\n      valued=\"%s\" ;;\n",
                 c.path.c_str(), options.c_str(), commands.c_str(), valued.c_str());
   }
