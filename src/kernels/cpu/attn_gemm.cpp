@@ -117,8 +117,27 @@ void Gemm(int m, int n, int depth, TileRows a, ptrdiff_t a_step, const float* b,
   }
 }
 
+// Ten independent chains hide the latency of the cores in use.
+double MultiplyAdds(int64_t rounds, float* sink) {
+  const D d;
+  const V factor = hn::Set(d, 0.999f), term = hn::Set(d, 1e-3f);
+  constexpr int kChains = 10;
+  V sum[kChains];
+  HYSPARSE_UNROLL
+  for (int i = 0; i < kChains; ++i) sum[i] = hn::Set(d, 0.1f);
+  for (int64_t round = 0; round < rounds; ++round) {
+    HYSPARSE_UNROLL
+    for (int i = 0; i < kChains; ++i) sum[i] = hn::MulAdd(sum[i], factor, term);
+  }
+  HYSPARSE_UNROLL
+  for (int i = 1; i < kChains; ++i) sum[0] = hn::Add(sum[0], sum[i]);
+  *sink += hn::GetLane(hn::SumOfLanes(d, sum[0]));
+  return double(kChains) * double(kLanes) * double(rounds);
+}
+
 void FillGemm(Kernels& k) {
   k.gemm = &Gemm;
+  k.multiply_adds = &MultiplyAdds;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,5 +1,6 @@
-// The inner loops of the attention operations, compiled once a SIMD level (attn_gemm.cpp, attn_rows.cpp).
-// Everything around them (which keys, which rows, in which order) is ordinary code compiled once.
+// The inner loops of the attention operations, compiled once a SIMD level (attn_gemm.cpp, attn_rows.cpp,
+// attn_gates.cpp). Everything around them (which keys, which rows, in which order) is ordinary code compiled
+// once.
 //
 // Tiles live in scratch as f32 whatever T is. Their rows are padded with zeros to a multiple of kPad floats,
 // so that no kernel needs a tail.
@@ -90,6 +91,9 @@ struct Kernels {
   // `channel`. dx may be d.
   void (*gated_grad)(const void* x, const float* g, bool channel, bool bf16, int width, const void* d,
                      void* dx, float* dg);
+
+  // Multiply-adds in registers only, for measuring the ceiling; returns how many were done.
+  double (*multiply_adds)(int64_t rounds, float* sink);
 };
 
 // The kernels of the dispatch level in use.

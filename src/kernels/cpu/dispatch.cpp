@@ -2,9 +2,12 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 
 #include "base/error.h"
+#include "kernels/cpu/attn_kernels.h"
 
 namespace hysparse {
 namespace {
@@ -55,6 +58,27 @@ std::string cpu_dispatch_level() {
 
 bool cpu_dispatch_forced() {
   return forced;
+}
+
+double measure_cpu_peak(ThreadPool& pool) {
+  constexpr int64_t kRounds = 2'000'000;
+  const attn::Kernels kernels = attn::kernels();
+  double best = 0;
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    std::vector<double> done(static_cast<size_t>(pool.threads()));
+    std::vector<float> sinks(done.size());
+    const auto start = std::chrono::steady_clock::now();
+    pool.parallel_for(pool.threads(), [&](int64_t i, int) {
+      float sink = 0;
+      done[size_t(i)] = kernels.multiply_adds(kRounds, &sink);
+      sinks[size_t(i)] = sink;
+    });
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+    double all = 0;
+    for (double x : done) all += x;
+    best = std::max(best, 2 * all / time.count());
+  }
+  return best;
 }
 
 }  // namespace hysparse

@@ -14,4 +14,8 @@ std::string cpu_dispatch_level();
 // True while force_cpu_dispatch_level() holds a level (then no other library may pick a better one).
 bool cpu_dispatch_forced();
 
+// f32 operations a second (two a multiply-add) that the level in use reaches on all threads of the pool with
+// everything in registers: the ceiling of the kernels. Best of five runs of some ten milliseconds.
+double measure_cpu_peak(ThreadPool& pool);
+
 }  // namespace hysparse
