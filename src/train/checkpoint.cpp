@@ -84,7 +84,8 @@ void write_moments(const fs::path& dir, const TrainState& state, Weights& weight
 
 void copy_tokenizer(const fs::path& from, const fs::path& to) {
   if (from.empty()) return;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"})
     if (fs::exists(from / name)) write_file_atomic(to / name, read_file(from / name));
 }
 

@@ -111,6 +111,14 @@ RunConfig fit_config(const TrainRequest& request, const TokenData& data) {
   return c;
 }
 
+// A model reads ids as its tokenizer made them; another one of the same size would pass unnoticed.
+void check_tokenizer(const fs::path& dir, const std::optional<Tokenizer>& tokenizer,
+                     const std::string& expected) {
+  if (tokenizer && tokenizer->fingerprint() != expected)
+    throw expected_error((dir / "tokenizer.json").string(), "the tokenizer that the data was prepared with",
+                         "another one", "prepare the data with this tokenizer");
+}
+
 class Run {
  public:
   Run(Runtime& rt, const TrainRequest& request);
@@ -126,6 +134,7 @@ class Run {
   void evaluate();
   void generate_sample();
   void save();
+  void write_checkpoint();
   void finish_step(bool last);
   void report(bool evaluated);
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
@@ -137,7 +146,7 @@ class Run {
   RunLock lock_;
   TokenData data_;
   std::optional<TokenData> held_out_;
-  Tokenizer tokenizer_;
+  std::optional<Tokenizer> tokenizer_;
   const RunConfig config_;
   const TrainConfig& train_;
   SampleOrder order_;
@@ -163,7 +172,6 @@ Run::Run(Runtime& rt, const TrainRequest& request)
       request_(request),
       lock_(request.out),
       data_(request.data, "train"),
-      tokenizer_(Tokenizer::load(request.data)),
       config_(fit_config(request, data_)),
       train_(config_.train),
       order_((data_.tokens() - 1) / train_.seq_len, static_cast<uint64_t>(train_.seed), config_.data.shuffle),
@@ -171,7 +179,9 @@ Run::Run(Runtime& rt, const TrainRequest& request)
       weights_(config_.model, plan_, {compute_dtype(train_.dtype), true}, rt.memory),
       model_(config_.model, weights_),
       optimizer_(weights_) {
-  held_out_.emplace(request.data, "holdout");
+  if (TokenData::has(request.data, "holdout")) held_out_.emplace(request.data, "holdout");
+  if (fs::exists(request.data / "tokenizer.json")) tokenizer_.emplace(Tokenizer::load(request.data));
+  check_tokenizer(request.data, tokenizer_, data_.tokenizer_fingerprint());
 }
 
 void Run::begin() {
@@ -189,9 +199,13 @@ void Run::begin() {
     resume_from(checkpoints.back().dir);
   } else if (!request_.from.empty()) {
     const bool is_run = !fs::exists(request_.from / "config.json") && fs::exists(request_.from / "model");
-    load_master_weights(is_run ? request_.from / "model" : request_.from, weights_);
+    const fs::path from = is_run ? request_.from / "model" : request_.from;
+    std::optional<Tokenizer> theirs;
+    if (fs::exists(from / "tokenizer.json")) theirs.emplace(Tokenizer::load(from));
+    check_tokenizer(from, theirs, data_.tokenizer_fingerprint());
+    load_master_weights(from, weights_);
   } else {
-    weights_.init_random(config_.model, plan_, static_cast<uint64_t>(train_.seed));
+    weights_.init_random(config_.model, plan_, static_cast<uint64_t>(train_.seed), &rt_.pool);
   }
   log_.emplace(request_.out, state_.step);
   log_->start(state_.step, train_.steps, rt_.pool.threads(), rt_.ops.name());
@@ -285,10 +299,9 @@ void Run::skip(const std::string& reason, double loss, double norm) {
 void Run::give_up() {
   const int64_t run = state_.nonfinite_run;
   state_.nonfinite_run = 0;
-  state_.seconds = earlier_seconds_ + seconds_since(began_);
   state_.heldout_nats_per_token.reset();
   state_.heldout_bits_per_byte.reset();
-  save_checkpoint(request_.out, state_, weights_, optimizer_, request_.data);
+  write_checkpoint();
   throw failure(
       "training",
       fmt::format("gradients were not finite in {} steps in a row, {} to {}; the weights from before them "
@@ -323,18 +336,18 @@ void Run::evaluate() {
   o.rows = train_.micro_rows();
   o.max_tokens = train_.eval_tokens;
   o.document_mask = config_.data.document_mask;
-  for (int32_t id = 0; id < tokenizer_.vocab_size(); ++id)
+  for (int32_t id = 0; tokenizer_ && id < tokenizer_->vocab_size(); ++id)
     o.token_bytes.push_back(
-        tokenizer_.is_special(id) ? 0 : static_cast<int32_t>(tokenizer_.token_bytes(id).size()));
+        tokenizer_->is_special(id) ? 0 : static_cast<int32_t>(tokenizer_->token_bytes(id).size()));
   const HeldOut h = evaluate_held_out(rt_, model_, *held_out_, o);
   latest_eval_ = EvalRecord{state_.step, state_.tokens, h.targets, h.nats_per_token, h.bits_per_byte};
   log_->eval(*latest_eval_);
 }
 
 void Run::generate_sample() {
-  if (!request_.sample) return;
+  if (!request_.sample || !tokenizer_) return;
   const std::string text =
-      request_.sample(rt_, model_, tokenizer_, train_.sample_prompt, train_.sample_tokens);
+      request_.sample(rt_, model_, *tokenizer_, train_.sample_prompt, train_.sample_tokens);
   log_->sample(state_.step, train_.sample_prompt, text);
   samples_.push_back(text);
 }
@@ -344,10 +357,15 @@ void Run::save() {
       latest_eval_ && latest_eval_->step == state_.step && std::isfinite(latest_eval_->nats_per_token);
   state_.heldout_nats_per_token = evaluated ? std::optional(latest_eval_->nats_per_token) : std::nullopt;
   state_.heldout_bits_per_byte = evaluated ? std::optional(latest_eval_->bits_per_byte) : std::nullopt;
+  write_checkpoint();
+  prune_checkpoints(request_.out, train_.keep_last);
+}
+
+void Run::write_checkpoint() {
+  state_.applied = optimizer_.applied();
   state_.seconds = earlier_seconds_ + seconds_since(began_);
   save_checkpoint(request_.out, state_, weights_, optimizer_, request_.data);
   saved_step_ = state_.step;
-  prune_checkpoints(request_.out, train_.keep_last);
 }
 
 void Run::interrupted() {
