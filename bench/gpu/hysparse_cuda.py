@@ -95,3 +95,72 @@ class Attention:
 
     def run(self):
         _check(lib.hysparse_cuda_attention(C.byref(self.p), _stream()))
+
+
+class SelectionParams(C.Structure):
+    _fields_ = [
+        ("batch", C.c_void_p), ("idx", C.c_void_p),
+        ("q_heads", C.c_int32), ("kv_heads", C.c_int32), ("block", C.c_int32), ("entries", C.c_int32),
+        ("workspace", C.c_void_p), ("workspace_bytes", C.c_size_t),
+    ]
+
+
+class SparseParams(C.Structure):
+    _fields_ = [
+        ("selection", C.c_void_p),
+        ("q_heads", C.c_int32), ("kv_heads", C.c_int32), ("head_dim", C.c_int32), ("v_head_dim", C.c_int32),
+        ("q", Tensor), ("k", Tensor), ("v", Tensor),
+        ("kv_rows", C.c_int64), ("scale", C.c_float), ("sinks", C.c_void_p),
+        ("o", Tensor), ("lse", C.c_void_p),
+    ]
+
+
+lib.hysparse_cuda_selection_workspace.restype = C.c_size_t
+
+
+class Selection:
+    """Prepared block indices [tokens, Hkv, entries]; build() redoes the device work (for timing)."""
+
+    def __init__(self, batch, idx, q_heads, block):
+        self.keep, self.q_heads = (batch, idx), q_heads
+        p = SelectionParams()
+        p.batch, p.idx = batch.handle, idx.data_ptr()
+        p.q_heads, p.kv_heads, p.block, p.entries = q_heads, idx.shape[1], block, idx.shape[2]
+        size = lib.hysparse_cuda_selection_workspace(C.byref(p))
+        if size == 0:
+            raise RuntimeError(lib.hysparse_cuda_last_error().decode())
+        self.workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+        p.workspace, p.workspace_bytes = self.workspace.data_ptr(), size
+        self.p, self.handle = p, None
+        self.build()
+
+    def build(self):
+        self.free()
+        self.handle = C.c_void_p()
+        _check(lib.hysparse_cuda_selection_create(C.byref(self.p), _stream(), C.byref(self.handle)))
+
+    def free(self):
+        if getattr(self, "handle", None):
+            lib.hysparse_cuda_selection_destroy(self.handle)
+            self.handle = None
+
+    __del__ = free
+
+
+class SparseAttention:
+    def __init__(self, selection, q, k, v, scale, sinks=None):
+        n, hq, d = q.shape
+        _, hkv, dv = v.shape
+        self.keep = (selection, q, k, v, sinks)
+        self.o = torch.full((n, hq, dv), float("nan"), dtype=torch.bfloat16, device="cuda")
+        self.lse = torch.full((n, hq), float("nan"), dtype=torch.float32, device="cuda")
+        p = SparseParams()
+        p.q_heads, p.kv_heads, p.head_dim, p.v_head_dim = hq, hkv, d, dv
+        p.q, p.k, p.v, p.o = tensor(q), tensor(k), tensor(v), tensor(self.o)
+        p.kv_rows, p.scale, p.lse = k.shape[0], scale, self.lse.data_ptr()
+        p.sinks = sinks.data_ptr() if sinks is not None else None
+        self.p, self.selection = p, selection
+
+    def run(self):
+        self.p.selection = self.selection.handle
+        _check(lib.hysparse_cuda_sparse_attention(C.byref(self.p), _stream()))

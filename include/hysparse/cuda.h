@@ -76,6 +76,39 @@ HYSPARSE_API size_t hysparse_cuda_attention_workspace(const hysparse_cuda_attent
 HYSPARSE_API int hysparse_cuda_attention(const hysparse_cuda_attention_params* params,
                                          hysparse_stream stream);
 
+/* Block indices prepared for the sparse kernels: once a full layer, for all its sparse layers. Keeps pointers
+ * to the batch and into the workspace; idx itself is not read after creation. */
+typedef struct hysparse_cuda_selection hysparse_cuda_selection;
+typedef struct {
+  const hysparse_cuda_batch* batch;
+  const int32_t* idx; /* [tokens, Hkv, entries], -1 = no block; each block at or before its token's own */
+  int32_t q_heads, kv_heads;
+  int32_t block, entries; /* block 16, 32, 64 or 128; at most 64 entries */
+  void* workspace;        /* hysparse_cuda_selection_workspace bytes, 256-byte aligned; lives as long as the
+                             selection */
+  size_t workspace_bytes;
+} hysparse_cuda_selection_params;
+HYSPARSE_API size_t hysparse_cuda_selection_workspace(const hysparse_cuda_selection_params* params);
+HYSPARSE_API int hysparse_cuda_selection_create(const hysparse_cuda_selection_params* params,
+                                                hysparse_stream stream, hysparse_cuda_selection** out);
+HYSPARSE_API void hysparse_cuda_selection_destroy(hysparse_cuda_selection* selection);
+
+/* Attention over the selected blocks, causal, with an optional per-head sink in the denominator; bf16 in and
+ * out, f32 inside. A row with no visible key gives o = 0 and lse = sink (-inf without one). */
+typedef struct {
+  const hysparse_cuda_selection* selection;
+  int32_t q_heads, kv_heads, head_dim, v_head_dim;
+  hysparse_cuda_tensor q;    /* [tokens, Hq, d] */
+  hysparse_cuda_tensor k, v; /* the source layer's, [kv rows, Hkv, d | dv] */
+  int64_t kv_rows;
+  float scale;
+  const float* sinks;     /* optional [Hq], natural-log logits, -inf allowed */
+  hysparse_cuda_tensor o; /* [tokens, Hq, dv] */
+  float* lse;             /* [tokens, Hq], sink included */
+} hysparse_cuda_sparse_params;
+HYSPARSE_API int hysparse_cuda_sparse_attention(const hysparse_cuda_sparse_params* params,
+                                                hysparse_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

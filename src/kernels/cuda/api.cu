@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/common/batch.h"
 #include "kernels/cuda/sm90/attention_fwd/launch.h"
+#include "kernels/cuda/sm90/sparse_fwd/launch.h"
 
 using namespace hysparse::cuda;
 
@@ -55,6 +56,20 @@ int hysparse_cuda_attention(const hysparse_cuda_attention_params* p, hysparse_st
     return fail(HYSPARSE_UNSUPPORTED, "attention: no kernel for head dims " + std::to_string(p->head_dim) +
                                           "/" + std::to_string(p->v_head_dim) + " on this GPU");
   return attention_fwd::run(*p, stream);
+}
+
+int hysparse_cuda_sparse_attention(const hysparse_cuda_sparse_params* p, hysparse_stream stream) {
+  if (!p || !p->selection)
+    return fail(HYSPARSE_BAD_ARGUMENT, "sparse attention: no parameters or no selection");
+  if (p->q_heads != p->selection->q_heads || p->kv_heads != p->selection->kv_heads)
+    return fail(HYSPARSE_BAD_ARGUMENT, "sparse attention: heads differ from the selection's");
+  if (!p->q.data || !p->k.data || !p->v.data || !p->o.data || !p->lse)
+    return fail(HYSPARSE_BAD_ARGUMENT, "sparse attention: a null tensor");
+  if (compute_capability() / 10 != 9 || !sparse_fwd::takes(*p))
+    return fail(HYSPARSE_UNSUPPORTED, "sparse attention: no kernel for head dims " +
+                                          std::to_string(p->head_dim) + "/" + std::to_string(p->v_head_dim) +
+                                          " on this GPU");
+  return sparse_fwd::run(*p, stream);
 }
 
 }  // extern "C"

@@ -46,6 +46,22 @@ int check_cuda(cudaError_t error, const char* what) {
 
 using namespace hysparse::cuda;
 
+const TileList* hysparse_cuda_batch::tiles(int height) const {
+  std::lock_guard lock(mutex);
+  const auto found = lists.find(height);
+  if (found != lists.end()) return &found->second;
+  TileList list;
+  list.host = make_tiles(*this, height);
+  const size_t bytes = list.host.size() * sizeof(Tile);
+  if (check_cuda(cudaMalloc(&list.device, bytes), "batch tiles") != HYSPARSE_OK) return nullptr;
+  if (check_cuda(cudaMemcpy(list.device, list.host.data(), bytes, cudaMemcpyHostToDevice), "batch tiles") !=
+      HYSPARSE_OK) {
+    cudaFree(list.device);
+    return nullptr;
+  }
+  return &lists.emplace(height, std::move(list)).first->second;
+}
+
 extern "C" {
 
 const char* hysparse_cuda_last_error(void) {
@@ -82,11 +98,7 @@ int hysparse_cuda_batch_create(int32_t sequences, const int32_t* cu_q, const int
     }
   }
   b->tokens = cu_q[sequences];
-  for (TileList* list : {&b->tiles_128, &b->tiles_192}) {
-    list->height = list == &b->tiles_128 ? 128 : 192;
-    list->host = make_tiles(*b, list->height);
-    if (int e = check_cuda(upload(list->host, &list->device, stream), "batch upload")) return e;
-  }
+  if (!b->tiles(128)) return HYSPARSE_CUDA_ERROR;
   if (int e = check_cuda(upload(position, &b->position, stream), "batch upload")) return e;
   if (int e = check_cuda(upload(start, &b->kv_start, stream), "batch upload")) return e;
   if (int e = check_cuda(cudaStreamSynchronize(stream), "batch upload")) return e;
@@ -98,8 +110,7 @@ void hysparse_cuda_batch_destroy(hysparse_cuda_batch* batch) {
   if (!batch) return;
   cudaFree(batch->position);
   cudaFree(batch->kv_start);
-  cudaFree(batch->tiles_128.device);
-  cudaFree(batch->tiles_192.device);
+  for (auto& [height, list] : batch->lists) cudaFree(list.device);
   delete batch;
 }
 

@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -24,7 +26,6 @@ struct Tile {
 };
 
 struct TileList {
-  int height = 0;          // rows a tile at most
   std::vector<Tile> host;  // in packed order
   Tile* device = nullptr;
 };
@@ -38,7 +39,11 @@ struct hysparse_cuda_batch {
   std::vector<int32_t> cu_q, past, cu_kv;
   int32_t* position = nullptr;  // device [tokens]: position within the sequence
   int32_t* kv_start = nullptr;  // device [tokens]: packed key row of the sequence's position 0
-  hysparse::cuda::TileList tiles_128, tiles_192;
 
-  const hysparse::cuda::TileList& tiles(int height) const { return height == 192 ? tiles_192 : tiles_128; }
+  // Tiles of at most `height` rows, cut at multiples of it from each sequence's start; made at the first use
+  // of a height.
+  const hysparse::cuda::TileList* tiles(int height) const;
+
+  mutable std::mutex mutex;
+  mutable std::map<int, hysparse::cuda::TileList> lists;
 };

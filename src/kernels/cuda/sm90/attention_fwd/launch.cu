@@ -45,7 +45,9 @@ size_t workspace(const hysparse_cuda_attention_params& p) {
 
 int run(const hysparse_cuda_attention_params& p, cudaStream_t stream) {
   const Kernel kernel = find_kernel(p.head_dim, p.v_head_dim, group_of(p));
-  const TileList& list = p.batch->tiles(128);
+  const TileList* tiles = p.batch->tiles(128);
+  if (!tiles) return HYSPARSE_CUDA_ERROR;
+  const TileList& list = *tiles;
   Params k{};
   if (int e = make_tensor_map(&k.q, p.q, p.batch->tokens, p.q_heads, p.head_dim, 128, "q")) return e;
   if (int e = make_tensor_map(&k.k, p.k, p.kv_rows, p.kv_heads, p.head_dim, kernel.n, "k")) return e;

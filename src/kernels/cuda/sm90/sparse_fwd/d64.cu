@@ -1,0 +1,9 @@
+#include "kernels/cuda/sm90/sparse_fwd/instantiate.cuh"
+
+namespace hysparse::cuda::sparse_fwd {
+
+Launch find_64(int block) {
+  return find_block<64, 64>(block);
+}
+
+}  // namespace hysparse::cuda::sparse_fwd

@@ -1,0 +1,22 @@
+#include "kernels/cuda/sm90/sparse_fwd/instantiate.h"
+
+namespace hysparse::cuda::sparse_fwd {
+
+Launch find_kernel(int head_dim, int v_head_dim, int block) {
+  if (head_dim == 192 && v_head_dim == 128) return find_192(block);
+  if (head_dim != v_head_dim) return nullptr;
+  switch (head_dim) {
+    case 64:
+      return find_64(block);
+    case 96:
+      return find_96(block);
+    case 128:
+      return find_128(block);
+    case 256:
+      return find_256(block);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace hysparse::cuda::sparse_fwd
