@@ -189,10 +189,13 @@ void train_tokenizer(const std::vector<fs::path>& inputs, const TokenizerTrainin
     write_file_atomic(dir / "tokenizer_config.json", config);
     write_file_atomic(dir / "tokenizer.json", tokenizer);
   };
-  if (fs::exists(out))
+  if (fs::exists(out)) {
     write(out);  // beside whatever else is there
-  else
+  } else {
+    std::error_code error;  // what is wrong with it, publish_directory() says
+    fs::create_directories(fs::absolute(out).parent_path(), error);
     publish_directory(out, write);
+  }
   hysparse::log(log, LogLevel::info,
                 fmt::format("{}: {} tokens, {} merges", out.string(), bpe.tokens.size(), bpe.merges.size()));
 }
