@@ -8,7 +8,7 @@ class App;
 
 namespace hysparse {
 
-#define HYSPARSE_COMMANDS(X) X(init) X(plan) X(inspect) X(logits) X(generate) X(perplexity) X(completion)
+#define HYSPARSE_COMMANDS(X) X(init) X(plan) X(inspect) X(logits) X(generate) X(perplexity) X(completion) X(bench) X(train) X(demo)
 
 #define HYSPARSE_DECLARE(name) void add_##name(CLI::App& app);
 HYSPARSE_COMMANDS(HYSPARSE_DECLARE)
