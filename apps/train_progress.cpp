@@ -11,7 +11,7 @@ namespace hysparse {
 
 std::string with_commas(int64_t n) {
   std::string digits = std::to_string(std::abs(n));
-  for (int64_t at = std::ssize(digits) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), ",");
+  for (int64_t at = std::ssize(digits) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), 1, ',');
   if (n < 0) digits.insert(0, 1, '-');
   return digits;
 }
