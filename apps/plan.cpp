@@ -131,7 +131,7 @@ Json kv_json(const KvBytes& bytes, int64_t at_context, double smaller) {
   return {{"bytes_per_token", bytes.per_token},
           {"ring_bytes", bytes.rings},
           {"bytes_at_context", at_context},
-          {"ratio_to_full", two_digits(smaller)}};
+          {"times_smaller_than_full", two_digits(smaller)}};
 }
 
 Json to_json(const ModelConfig& config, const PlanReport& r, const Flags& flags) {
