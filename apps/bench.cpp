@@ -1,0 +1,103 @@
+// hysparse bench: how fast this machine runs the kernels and whole models.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "bench_parts.h"
+#include "commands.h"
+#include "common.h"
+#include "io/files.h"
+
+namespace hysparse {
+namespace {
+
+struct Flags {
+  std::vector<std::string> parts;
+  std::vector<std::string> configs;
+  std::vector<std::string> sets;
+  std::string json;
+  bool twin = false;
+  BenchSettings settings;
+  DeviceFlags device;
+};
+
+// A config that ships with the program: beside the working directory, the build or the installation.
+std::string shipped_config(const std::string& name) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error).parent_path();
+  for (const fs::path& dir : {fs::path("configs"), program / "../../configs", program / "../../../configs",
+                              program / "../share/hysparse/configs"})
+    if (fs::exists(dir / name, error)) return (dir / name).lexically_normal().string();
+  throw input_error("bench", fmt::format("configs/{} was not found", name), "name a config with --config");
+}
+
+void run(const Flags& f) {
+  std::vector<std::string> parts = f.parts;
+  if (parts.empty() || std::count(parts.begin(), parts.end(), "all"))
+    parts = {"kernels", "attention", "train", "prefill", "decode"};
+  const auto wants = [&](const char* part) { return std::count(parts.begin(), parts.end(), part) > 0; };
+  Machine machine(f.device);
+  Runtime& rt = machine.runtime();
+  BenchSettings settings = f.settings;
+  settings.compute = machine.compute();
+  BenchReport report(rt.ops.name(), f.device.dtype, rt.pool.threads());
+
+  std::vector<std::string> configs = f.configs;
+  if (configs.empty()) configs = {shipped_config("demo.json"), shipped_config("bench-30m.json")};
+  std::vector<BenchModel> models;
+  for (const std::string& path : configs) {
+    models.push_back({std::filesystem::path(path).stem().string(), load_run_config(path, f.sets, rt.log)});
+    if (!f.twin) continue;
+    models.push_back(models.back());
+    models.back().config.model = twin(models.back().config.model, AttentionKind::full);
+  }
+
+  if (wants("kernels")) bench_kernels(rt, models.back(), settings, report);
+  if (wants("train"))
+    for (const BenchModel& m : models) bench_train(rt, m, settings, report);
+  if (wants("prefill") || wants("decode"))
+    for (const BenchModel& m : models)
+      bench_inference(rt, m, settings, wants("prefill"), wants("decode"), report);
+
+  if (!f.json.empty()) write_file_atomic(f.json, report.json());
+  std::string again;
+  for (const std::string& part : parts) again += " " + part;
+  for (const std::string& path : f.configs) again += " --config " + path;
+  for (const std::string& set : f.sets) again += " --set " + set;
+  std::printf("again: hysparse bench%s --dtype %s --threads %d --context %lld --repeat %d%s\n", again.c_str(),
+              f.device.dtype.c_str(), rt.pool.threads(), static_cast<long long>(settings.context),
+              settings.repeats, f.twin ? " --twin" : "");
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  Flags& f = *flags;
+  CLI::App& c = *app.add_subcommand("bench", "measure kernels and whole models with random weights");
+  c.add_option("part", f.parts, "kernels, attention, train, prefill, decode, or all (the default)")
+      ->check(CLI::IsMember({"kernels", "attention", "train", "prefill", "decode", "all"}));
+  c.add_option("--config", f.configs,
+               "run file or config.json of a model; default: the demo's and bench-30m.json");
+  c.add_option("--set", f.sets, "key=value over the configs; may be given again and again");
+  c.add_flag("--twin", f.twin, "measure each model's full-attention twin, too");
+  c.add_option("--context", f.settings.context, "tokens of the prompt for prefill and decode")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  c.add_option("--chunk", f.settings.chunk, "tokens of the prompt that go through the model at once")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  c.add_option("--repeat", f.settings.repeats, "runs of each figure; the median counts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  c.add_option("--json", f.json, "write all figures with every run to this file");
+  add_device_flags(c, f.device);
+  c.footer(
+      "Example: hysparse bench decode --config configs/demo.json --context 8192 --twin --json bench.json");
+  c.callback([flags] { run(*flags); });
+}
+
+}  // namespace hysparse

@@ -1,0 +1,107 @@
+// End to end: training steps, prefill and decode of models with random weights.
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "bench_parts.h"
+#include "engine/session.h"
+#include "train/optimizer.h"
+#include "train/step.h"
+
+namespace hysparse {
+namespace {
+
+std::vector<int32_t> random_tokens(int64_t n, int64_t vocab, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<int32_t> out(static_cast<size_t>(n));
+  for (int32_t& t : out) t = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab)));
+  return out;
+}
+
+std::string attention_name(const ModelConfig& c) {
+  return c.attention ? std::string(enum_name(*c.attention)) : "layer_types";
+}
+
+std::vector<std::pair<std::string, std::string>> shape_of(const BenchModel& m, int64_t parameters) {
+  return {{"config", m.name},
+          {"attention", attention_name(m.config.model)},
+          {"parameters", std::to_string(parameters)}};
+}
+
+}  // namespace
+
+void bench_train(Runtime& rt, const BenchModel& m, const BenchSettings& settings, BenchReport& report) {
+  const ModelConfig& config = m.config.model;
+  const TrainConfig& t = m.config.train;
+  const LayerPlan plan = build_layer_plan(config);
+  Weights weights(config, plan, WeightOptions{.compute = settings.compute, .training = true}, rt.memory);
+  weights.init_random(config, plan, 1, &rt.pool);
+  Model model(config, weights);
+  Optimizer optimizer(weights);
+  std::vector<TrainBatch> batches;
+  for (int64_t row = 0; row < t.global_batch_size; row += t.micro_rows()) {
+    TrainBatch b;
+    for (int64_t i = row; i < std::min(t.global_batch_size, row + t.micro_rows()); ++i)
+      b.batch.add_sequence(t.seq_len, 0, i);
+    b.tokens = random_tokens(b.batch.tokens(), config.vocab_size, static_cast<uint64_t>(row));
+    b.labels = random_tokens(b.batch.tokens(), config.vocab_size, static_cast<uint64_t>(row) + 1000);
+    b.targets = b.batch.tokens();
+    batches.push_back(std::move(b));
+  }
+  const auto step = [&] {
+    accumulate_gradient(rt, model, batches, t.recompute, false);
+    optimizer.step(rt, t, t.lr, optimizer.gradient_norm(rt));
+    return static_cast<double>(t.tokens_per_step());
+  };
+  auto shape = shape_of(m, weights.parameters());
+  shape.emplace_back("seq_len", std::to_string(t.seq_len));
+  shape.emplace_back("rows", std::to_string(t.global_batch_size));
+  report.add({"train", std::move(shape), "tokens/s", measure_rate(step, settings.repeats, 0)});
+}
+
+void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& settings, bool prefill,
+                     bool decode, BenchReport& report) {
+  using Clock = std::chrono::steady_clock;
+  const ModelConfig& config = m.config.model;
+  const LayerPlan plan = build_layer_plan(config);
+  Weights weights(config, plan, WeightOptions{.compute = settings.compute}, rt.memory);
+  weights.init_random(config, plan, 1, &rt.pool);
+  Model model(config, weights);
+  SessionOptions options;
+  options.chunk = settings.chunk;
+  // One run more than is reported: the first warms up.
+  options.context = settings.context + settings.decode_tokens * (settings.repeats + 1);
+  Session session(rt, model, options);
+  const std::vector<int32_t> prompt = random_tokens(settings.context, config.vocab_size, 7);
+  auto shape = shape_of(m, weights.parameters());
+  shape.emplace_back("context", std::to_string(settings.context));
+
+  std::vector<double> rates;
+  const int prefills = prefill ? settings.repeats : 1;
+  for (int i = 0; i < prefills; ++i) {
+    session.reset();
+    const auto start = Clock::now();
+    session.prompt(prompt);
+    rates.push_back(static_cast<double>(settings.context) /
+                    std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  shape.emplace_back("kv_bytes", std::to_string(session.kv().page_bytes() + session.kv().ring_bytes()));
+  if (prefill) {
+    auto with_chunk = shape;
+    with_chunk.emplace_back("chunk", std::to_string(settings.chunk));
+    report.add({"prefill", std::move(with_chunk), "tokens/s", rates});
+  }
+  if (!decode) return;
+  int32_t token = 1;
+  const auto run = [&] {
+    for (int64_t i = 0; i < settings.decode_tokens; ++i) {
+      session.decode(token);
+      token = static_cast<int32_t>((token * 31 + 7) % config.vocab_size);
+    }
+    return static_cast<double>(settings.decode_tokens);
+  };
+  report.add({"decode", std::move(shape), "tokens/s", measure_rate(run, settings.repeats, 0)});
+}
+
+}  // namespace hysparse

@@ -1,0 +1,32 @@
+// The parts of `hysparse bench`.
+#pragma once
+
+#include "bench_report.h"
+#include "kernels/ops.h"
+#include "train/run_config.h"
+
+namespace hysparse {
+
+struct BenchSettings {
+  DType compute = DType::f32;
+  int repeats = 5;
+  double seconds = 0.3;    // at least this long a run of a kernel
+  int64_t context = 4096;  // of prefill and decode
+  int64_t chunk = 512;
+  int64_t decode_tokens = 16;  // a run
+};
+
+// A model to measure: random weights of a config.
+struct BenchModel {
+  std::string name;
+  RunConfig config;
+};
+
+void bench_kernels(Runtime& rt, const BenchModel& model, const BenchSettings& settings, BenchReport& report);
+// Tokens a second of whole optimiser steps, at the config's row length and batch.
+void bench_train(Runtime& rt, const BenchModel& model, const BenchSettings& settings, BenchReport& report);
+// Prefill of `context` tokens in chunks, and decode behind them; `prefill`, `decode`: which to report.
+void bench_inference(Runtime& rt, const BenchModel& model, const BenchSettings& settings, bool prefill,
+                     bool decode, BenchReport& report);
+
+}  // namespace hysparse
