@@ -76,16 +76,16 @@ void check_kv(const char* op, const RaggedBatch& b, const KvView& kv, DType t, i
   if (contiguous) {
     want(op, "k", kv.k, t, {kAny, kAny, d});
     want(op, "v", kv.v, t, {kv.k.dim(0), kv.k.dim(1), kAny});
-    HYSPARSE_CHECK(kv.cu_kv, "{}: contiguous view without cu_kv", op);
+    HYSPARSE_CHECK(kv.cu_kv || b.sequences() == 0, "{}: contiguous view without cu_kv", op);
   } else {
     want(op, "k", kv.k, t, {kAny, kAny, kAny, d});
     want(op, "v", kv.v, t, {kv.k.dim(0), kv.k.dim(1), kv.k.dim(2), kAny});
   }
   if (kv.kind == KvView::Kind::paged)
-    HYSPARSE_CHECK(kv.page_table && kv.page_size > 0 && kv.page_size == kv.k.dim(1),
+    HYSPARSE_CHECK((kv.page_table || b.sequences() == 0) && kv.page_size > 0 && kv.page_size == kv.k.dim(1),
                    "{}: paged view: page_size {} with k {}", op, kv.page_size, kv.k.describe());
   if (kv.kind == KvView::Kind::ring) {
-    HYSPARSE_CHECK(kv.slot && kv.ring_len > 0 && kv.ring_len == kv.k.dim(1),
+    HYSPARSE_CHECK((kv.slot || b.sequences() == 0) && kv.ring_len > 0 && kv.ring_len == kv.k.dim(1),
                    "{}: ring view: ring_len {} with k {}", op, kv.ring_len, kv.k.describe());
     want(op, "fresh_k", kv.fresh_k, t, {b.tokens(), kv.heads(), d});
     want(op, "fresh_v", kv.fresh_v, t, {b.tokens(), kv.heads(), kv.v_head_dim()});

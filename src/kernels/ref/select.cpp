@@ -33,8 +33,10 @@ void RefOps::select_blocks(Runtime&, const SelectBlocks& a) const {
     };
     for (int64_t j = 0; j <= j_last; ++j)
       if (rank(j) > -kInf) chosen.push_back(j);  // false for NaN too
-    std::stable_sort(chosen.begin(), chosen.end(), [&](int64_t x, int64_t y) { return rank(x) > rank(y); });
-    chosen.resize(std::min(chosen.size(), static_cast<size_t>(entries)));
+    const auto best = chosen.begin() + std::min<int64_t>(entries, static_cast<int64_t>(chosen.size()));
+    std::partial_sort(chosen.begin(), best, chosen.end(),
+                      [&](int64_t x, int64_t y) { return rank(x) != rank(y) ? rank(x) > rank(y) : x < y; });
+    chosen.erase(best, chosen.end());
     std::sort(chosen.begin(), chosen.end());
     int32_t* out = a.idx.as<int32_t>() + row * a.idx.stride[0] + g * a.idx.stride[1];
     for (int64_t e = 0; e < entries; ++e)

@@ -6,12 +6,13 @@ namespace hysparse::test {
 
 const std::vector<Backend>& backends() {
   static const std::vector<Backend> list = [] {
-    std::vector<Backend> all{ref_backend()};
-    const std::vector<std::string> levels = cpu_dispatch_levels();
-    for (const std::string& level : levels)
+    std::vector<Backend> all;
+    const auto add = [&](const std::string& name, const std::string& level, bool main) {
       for (DType t : {DType::f32, DType::bf16})
-        all.push_back(
-            {"cpu_" + level + "_" + std::string(name_of(t)), &cpu_ops(), t, level, level == levels.front()});
+        all.push_back({name + "_" + std::string(name_of(t)), &cpu_ops(), t, level, main});
+    };
+    add("cpu", "", true);
+    for (const std::string& level : cpu_dispatch_levels()) add("cpu_" + level, level, false);
     return all;
   }();
   return list;

@@ -24,9 +24,18 @@ struct Backend {
   bool main = true;   // the others get the shorter default sweep
   DType acc() const { return accumulation_dtype(dtype); }
 };
+inline void PrintTo(const Backend& b, std::ostream* out) {
+  *out << b.name;
+}
 // Every backend of this build (backends.cpp).
 const std::vector<Backend>& backends();
 void force_level(const std::string& level);
+inline std::vector<Backend> main_backends() {
+  std::vector<Backend> list;
+  for (const Backend& b : backends())
+    if (b.main) list.push_back(b);
+  return list;
+}
 
 inline Backend ref_backend() {
   return {"ref", &ref_ops(), DType::f64, "", true};
@@ -40,8 +49,12 @@ class KernelTest : public ::testing::TestWithParam<Backend> {
 inline std::string backend_name(const ::testing::TestParamInfo<Backend>& info) {
   return info.param.name;
 }
+// HYSPARSE_KERNEL_SUITE(Suite) runs a suite on every backend, the other one where a short sweep is enough.
 #define HYSPARSE_KERNEL_SUITE(Suite)                                                           \
   INSTANTIATE_TEST_SUITE_P(Backends, Suite, ::testing::ValuesIn(::hysparse::test::backends()), \
+                           ::hysparse::test::backend_name)
+#define HYSPARSE_MAIN_KERNEL_SUITE(Suite)                                                           \
+  INSTANTIATE_TEST_SUITE_P(Backends, Suite, ::testing::ValuesIn(::hysparse::test::main_backends()), \
                            ::hysparse::test::backend_name)
 
 class Bench {
