@@ -1,0 +1,176 @@
+#include "kernels/cpu/gemm_onednn.h"
+
+#include "base/error.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#ifdef HYSPARSE_WITH_ONEDNN
+
+#include <dlfcn.h>
+
+#include <array>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <vector>
+
+#if DNNL_CPU_THREADING_RUNTIME == DNNL_RUNTIME_TBB
+#error "oneDNN with the TBB runtime starts threads of its own: use one with OpenMP, or -DHYSPARSE_ONEDNN=OFF"
+#endif
+
+#endif
+
+namespace hysparse::gemm {
+
+bool cpu_has_amx_bf16() {
+#if defined(__x86_64__)
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
+
+#ifdef HYSPARSE_WITH_ONEDNN
+
+namespace {
+
+// The OpenMP runtime that oneDNN is bound to, looked up in the process so that the compiler's own (libomp
+// under clang) is not taken for it. Null where oneDNN runs without OpenMP.
+struct OpenMp {
+  void (*set_threads)(int) = nullptr;
+  int (*threads)() = nullptr;
+};
+const OpenMp& open_mp() {
+  static const OpenMp found = [] {
+    OpenMp o;
+    o.set_threads = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+    o.threads = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
+    return o;
+  }();
+  return found;
+}
+
+// This thread's OpenMP regions have one thread while it lives.
+class OneThread {
+ public:
+  OneThread() : before_(open_mp().threads ? open_mp().threads() : 0) {
+    if (before_ > 1) open_mp().set_threads(1);
+  }
+  ~OneThread() {
+    if (before_ > 1) open_mp().set_threads(before_);
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_;
+};
+
+using Key = std::array<int64_t, 10>;
+
+struct Primitive {
+  dnnl::memory::desc a, b, c, scratch;
+  dnnl::matmul matmul;
+};
+
+dnnl::engine& engine() {
+  static dnnl::engine e(dnnl::engine::kind::cpu, 0);
+  return e;
+}
+
+Primitive make_primitive(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k, int64_t ldc,
+                         bool accumulate) {
+  using Desc = dnnl::memory::desc;
+  const auto type = a.dtype == DType::f32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
+  Primitive p;
+  p.a = Desc({m, k}, type, dnnl::memory::dims{a.row, a.col});
+  p.b = Desc({k, n}, type, dnnl::memory::dims{b.row, b.col});
+  p.c = Desc({m, n}, dnnl::memory::data_type::f32, dnnl::memory::dims{ldc, 1});
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (accumulate) {
+    dnnl::post_ops sum;
+    sum.append_sum(1.0f);
+    attributes.set_post_ops(sum);
+  }
+#if DNNL_VERSION_MAJOR >= 3
+  const dnnl::matmul::primitive_desc desc(engine(), p.a, p.b, p.c, attributes);
+#else
+  const dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(p.a, p.b, p.c), attributes, engine());
+#endif
+  p.scratch = desc.scratchpad_desc();
+  p.matmul = dnnl::matmul(desc);
+  return p;
+}
+
+// The latest kCapacity shapes. A primitive is immutable once made and may run on several threads.
+class Cache {
+ public:
+  std::shared_ptr<const Primitive> get(const Key& key, const Matrix& a, const Matrix& b) {
+    std::lock_guard lock(mutex_);
+    for (auto it = entries_.begin(); it != entries_.end(); ++it)
+      if (it->first == key) {
+        entries_.splice(entries_.begin(), entries_, it);
+        return entries_.front().second;
+      }
+    auto made =
+        std::make_shared<const Primitive>(make_primitive(a, b, key[0], key[1], key[2], key[7], key[8] != 0));
+    entries_.emplace_front(key, std::move(made));
+    if (entries_.size() > kCapacity) entries_.pop_back();
+    return entries_.front().second;
+  }
+
+ private:
+  static constexpr size_t kCapacity = 256;
+  std::mutex mutex_;
+  std::list<std::pair<Key, std::shared_ptr<const Primitive>>> entries_;
+};
+
+}  // namespace
+
+bool onednn_available() {
+  return true;
+}
+
+void onednn_multiply(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k, float* c, int64_t ldc,
+                     bool accumulate) {
+  static Cache cache;
+  try {
+    const OneThread scope;
+    const Key key{m, n, k, a.row, a.col, b.row, b.col, ldc, accumulate, static_cast<int64_t>(a.dtype)};
+    const std::shared_ptr<const Primitive> p = cache.get(key, a, b);
+    thread_local dnnl::stream stream(engine());
+    thread_local std::vector<char> scratch;
+    if (scratch.size() < p->scratch.get_size() + 64) scratch.resize(p->scratch.get_size() + 64);
+    char* aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
+    p->matmul.execute(stream, {{DNNL_ARG_SRC, {p->a, engine(), const_cast<void*>(a.data)}},
+                               {DNNL_ARG_WEIGHTS, {p->b, engine(), const_cast<void*>(b.data)}},
+                               {DNNL_ARG_DST, {p->c, engine(), c}},
+                               {DNNL_ARG_SCRATCHPAD, {p->scratch, engine(), aligned}}});
+    stream.wait();
+  } catch (const dnnl::error& e) {
+    throw failure("oneDNN", fmt::format("product [{}, {}] x [{}, {}]: {}", m, k, k, n, e.what()),
+                  "a build with -DHYSPARSE_ONEDNN=OFF does without it");
+  }
+}
+
+#else
+
+bool onednn_available() {
+  return false;
+}
+
+void onednn_multiply(const Matrix&, const Matrix&, int64_t, int64_t, int64_t, float*, int64_t, bool) {
+  throw failure("oneDNN", "this build does without it");
+}
+
+#endif
+
+}  // namespace hysparse::gemm
