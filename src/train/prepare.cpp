@@ -146,6 +146,7 @@ class Preparation {
         add_document(text, f.name);
     }
     work();
+    tell(static_cast<size_t>(bytes_total_ - bytes_done_));  // blank lines and line ends were no work
     return finish(dir);
   }
 
