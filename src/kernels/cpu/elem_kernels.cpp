@@ -171,11 +171,15 @@ void RotateAny(void* x, DType type, int64_t heads, int64_t head_stride, int64_t 
 
 // ---- SwiGLU
 
-// 1 / (1 + e^-x), from e^-|x| so that nothing overflows. NaN stays NaN.
+// 1 / (1 + e^-x), from e^-|x| so that nothing overflows. NaN stays NaN. Where e^-|x| leaves Exp2's range it is
+// taken 2^64 too large and scaled back, so that gate * sigmoid(gate) fades out through the subnormals.
 HWY_INLINE V Sigmoid(V x) {
   const D d;
-  const V e = Exp2(d, hn::Mul(hn::Abs(x), hn::Set(d, -kLog2e)));
   const V one = hn::Set(d, 1.0f);
+  const V t = hn::Mul(hn::Abs(x), hn::Set(d, -kLog2e));
+  const auto deep = hn::Lt(t, hn::Set(d, -62.0f));
+  const V raised = Exp2(d, hn::Add(t, hn::IfThenElseZero(deep, hn::Set(d, 64.0f))));
+  const V e = hn::Mul(raised, hn::IfThenElse(deep, hn::Set(d, 0x1p-64f), one));
   return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e));
 }
 

@@ -139,7 +139,7 @@ TEST_P(Norms, Swiglu) {
         const Values gs = gate.ref(), us = up.ref(), ds = dh.ref();
         for (size_t i = 0; i < ds.size(); ++i) {
           const double g = gs[i], s = sigmoid(g), e = 1 + std::fabs(g);
-          dgate_bound.push_back(ds[i] * us[i] * s * (1 + std::fabs(g) * (1 - s)) * e +
+          dgate_bound.push_back(std::fabs(ds[i] * us[i] * s * (1 + std::fabs(g) * (1 - s)) * e) +
                                 std::fabs(ds[i] * us[i] * g * s));
           dup_bound.push_back(ds[i] * g * s * e);
         }

@@ -183,7 +183,8 @@ TEST_P(Training, SumSquares) {
       const Pair& sum = b.in_place(DType::f64, {1});
       const Values sum0 = sum.ref();
       b.run([&](int i, Runtime& rt) { rt.ops.sum_squares(rt, {x[i], sum[i]}); });
-      EXPECT_TRUE(b.close("sum", sum, {std::fabs(sum0[0]) + 10.0 * double(n)}, 64));
+      // The plain running sum of the reference is itself off by about sqrt(n) roundings.
+      EXPECT_TRUE(b.close("sum", sum, {std::fabs(sum0[0]) + 10.0 * double(n)}, 64 + std::sqrt(double(n))));
     }
 }
 
