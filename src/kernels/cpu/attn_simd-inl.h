@@ -59,8 +59,9 @@ HWY_INLINE void StoreF(hn::Vec<DF> v, DF, bf16* p) {
   hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded))), d16, &p->bits);
 }
 
-// 2^x for x <= 128, relative error below 2e-7; 0 below 2^-126; NaN stays NaN. A polynomial in the fraction of
-// x (minimax on [-1/2, 1/2], relative error 2e-9), then the exponent by integer arithmetic.
+// 2^x for x <= 128 (infinite from 127.5 on), relative error below 2e-7; 0 below 2^-126; NaN stays NaN. A
+// polynomial in the fraction of x (minimax on [-1/2, 1/2], relative error 2e-9), then the exponent by integer
+// arithmetic.
 template <class DF>
 HWY_INLINE hn::Vec<DF> Exp2(DF d, hn::Vec<DF> x) {
   const hn::RebindToSigned<DF> di;

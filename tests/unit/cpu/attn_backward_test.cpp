@@ -134,6 +134,17 @@ TEST(CpuAttentionBackward, HeadsAndDims) {
     }
 }
 
+// An index list of all blocks is dense attention, whatever the head shape.
+TEST(CpuAttentionBackward, AllBlocksAndFewBlocksForEveryHeadShape) {
+  for (const auto& [hq, hkv] : std::vector<std::pair<int64_t, int64_t>>{{4, 4}, {4, 2}, {7, 1}, {28, 4}})
+    for (const int64_t d : {32, 64, 72, 80, 96, 128}) {
+      const AttnShape shape{.sequences = {{90}}, .hq = hq, .hkv = hkv, .d = d, .dv = d};
+      check(shape, DType::f32,
+            {.kind = Kind::sparse, .block = 16, .entries = 6, .sinks = true, .everything = true});
+      check(shape, DType::bf16, {.kind = Kind::sparse, .block = 16, .entries = 2, .sinks = true});
+    }
+}
+
 TEST(CpuAttentionBackward, WindowsAndBlocksOfAnySize) {
   const AttnShape shape{.sequences = {{300}, {1}, {70, 9}}};
   for (const int64_t window : {1, 2, 32, 33, 64, 128, 256, 257, 1000})

@@ -106,9 +106,11 @@ class AttnCase {
     return of(DType::i32, {n(), shape.hkv, entries}, idx);
   }
 
-  // `ulps` units of f32 at the size of the largest reference value, plus rounding to the output's dtype.
-  ::testing::AssertionResult close(const std::string& name, const Pair& p, double ulps = 64) const {
-    double largest = 1e-3;
+  // `ulps` units of f32 at the size of the largest reference value (of `floor` at least), plus rounding to
+  // the output's dtype.
+  ::testing::AssertionResult close(const std::string& name, const Pair& p, double ulps = 64,
+                                   double floor = 1e-3) const {
+    double largest = floor;
     for (double x : p.ref())
       if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
     std::vector<double> tolerance(p.ref().size(),
