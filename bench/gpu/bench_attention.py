@@ -1,6 +1,10 @@
 """Forward times of the oracle attention beside cuDNN's on the same tensors, caches flushed, medians."""
 import json
+import os
 import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "../../python"), os.path.join(HERE, "../../tests/gpu")]
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -1,6 +1,10 @@
 """Block-sparse forward: times on random and local indices, the union each tile walks, and dense cuDNN beside it."""
 import json
+import os
 import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "../../python"), os.path.join(HERE, "../../tests/gpu")]
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -77,7 +77,7 @@ HYSPARSE_API int hysparse_cuda_attention(const hysparse_cuda_attention_params* p
                                          hysparse_stream stream);
 
 /* Block indices prepared for the sparse kernels: once a full layer, for all its sparse layers. Keeps pointers
- * to the batch and into the workspace; idx itself is not read after creation. */
+ * to the batch, to idx and into the workspace. */
 typedef struct hysparse_cuda_selection hysparse_cuda_selection;
 typedef struct {
   const hysparse_cuda_batch* batch;
@@ -105,7 +105,10 @@ typedef struct {
   const float* sinks;     /* optional [Hq], natural-log logits, -inf allowed */
   hysparse_cuda_tensor o; /* [tokens, Hq, dv] */
   float* lse;             /* [tokens, Hq], sink included */
+  void* workspace;        /* hysparse_cuda_sparse_workspace bytes, 256-byte aligned */
+  size_t workspace_bytes;
 } hysparse_cuda_sparse_params;
+HYSPARSE_API size_t hysparse_cuda_sparse_workspace(const hysparse_cuda_sparse_params* params);
 HYSPARSE_API int hysparse_cuda_sparse_attention(const hysparse_cuda_sparse_params* params,
                                                 hysparse_stream stream);
 

@@ -58,6 +58,10 @@ int hysparse_cuda_attention(const hysparse_cuda_attention_params* p, hysparse_st
   return attention_fwd::run(*p, stream);
 }
 
+size_t hysparse_cuda_sparse_workspace(const hysparse_cuda_sparse_params* p) {
+  return p && p->selection && p->kv_heads > 0 && p->v_head_dim > 0 ? sparse_fwd::workspace(*p) : 0;
+}
+
 int hysparse_cuda_sparse_attention(const hysparse_cuda_sparse_params* p, hysparse_stream stream) {
   if (!p || !p->selection)
     return fail(HYSPARSE_BAD_ARGUMENT, "sparse attention: no parameters or no selection");
@@ -69,6 +73,10 @@ int hysparse_cuda_sparse_attention(const hysparse_cuda_sparse_params* p, hyspars
     return fail(HYSPARSE_UNSUPPORTED, "sparse attention: no kernel for head dims " +
                                           std::to_string(p->head_dim) + "/" + std::to_string(p->v_head_dim) +
                                           " on this GPU");
+  if (p->workspace_bytes < sparse_fwd::workspace(*p))
+    return fail(HYSPARSE_BAD_ARGUMENT, "sparse attention: workspace of " +
+                                           std::to_string(p->workspace_bytes) + " bytes, needs " +
+                                           std::to_string(sparse_fwd::workspace(*p)));
   return sparse_fwd::run(*p, stream);
 }
 

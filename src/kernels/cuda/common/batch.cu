@@ -62,6 +62,29 @@ const TileList* hysparse_cuda_batch::tiles(int height) const {
   return &lists.emplace(height, std::move(list)).first->second;
 }
 
+const BlockTable* hysparse_cuda_batch::blocks(int block) const {
+  std::lock_guard lock(mutex);
+  const auto found = block_tables.find(block);
+  if (found != block_tables.end()) return &found->second;
+  std::vector<BlockSpan> spans;
+  std::vector<int32_t> base;
+  for (int s = 0; s < sequences; ++s) {
+    const int count = cu_q[size_t(s) + 1] - cu_q[size_t(s)], length = past[size_t(s)] + count;
+    base.insert(base.end(), size_t(count), int32_t(spans.size()));
+    for (int p = 0; p < length; p += block) spans.push_back({cu_kv[size_t(s)] + p, p, length - p});
+  }
+  BlockTable table;
+  table.count = int(spans.size());
+  if (check_cuda(upload(spans, &table.spans, nullptr), "batch blocks") != HYSPARSE_OK ||
+      check_cuda(upload(base, &table.base, nullptr), "batch blocks") != HYSPARSE_OK ||
+      check_cuda(cudaStreamSynchronize(nullptr), "batch blocks") != HYSPARSE_OK) {
+    cudaFree(table.spans);
+    cudaFree(table.base);
+    return nullptr;
+  }
+  return &block_tables.emplace(block, table).first->second;
+}
+
 extern "C" {
 
 const char* hysparse_cuda_last_error(void) {
@@ -111,6 +134,10 @@ void hysparse_cuda_batch_destroy(hysparse_cuda_batch* batch) {
   cudaFree(batch->position);
   cudaFree(batch->kv_start);
   for (auto& [height, list] : batch->lists) cudaFree(list.device);
+  for (auto& [block, table] : batch->block_tables) {
+    cudaFree(table.spans);
+    cudaFree(table.base);
+  }
   delete batch;
 }
 

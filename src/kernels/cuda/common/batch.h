@@ -30,6 +30,19 @@ struct TileList {
   Tile* device = nullptr;
 };
 
+// A selection block; blocks are numbered through the whole batch.
+struct BlockSpan {
+  int32_t kv_row;    // packed key row of the block's first token
+  int32_t position;  // its position within the sequence
+  int32_t live;      // tokens of the sequence from there on
+};
+
+struct BlockTable {
+  int count = 0;
+  BlockSpan* spans = nullptr;  // device [count]
+  int32_t* base = nullptr;     // device [tokens]: number of the first block of the token's sequence
+};
+
 }  // namespace hysparse::cuda
 
 struct hysparse_cuda_batch {
@@ -44,6 +57,10 @@ struct hysparse_cuda_batch {
   // of a height.
   const hysparse::cuda::TileList* tiles(int height) const;
 
+  // The blocks of `block` tokens of all sequences; made at the first use of a size.
+  const hysparse::cuda::BlockTable* blocks(int block) const;
+
   mutable std::mutex mutex;
+  mutable std::map<int, hysparse::cuda::BlockTable> block_tables;
   mutable std::map<int, hysparse::cuda::TileList> lists;
 };

@@ -26,23 +26,50 @@ size_t align(size_t bytes) {
   return (bytes + 255) & ~size_t(255);
 }
 
-// Sizes of the parts of the workspace; tile tables are the batch's.
+// A union list longer than this many times the entries costs more than going block by block.
+constexpr int kUnionFactor = 3;
+// Blocks that the counting sort can hold in shared memory.
+constexpr int kMaxGatherBlocks = 48 * 1024;
+
+// The parts of the workspace; tile and block tables are the batch's.
 struct Layout {
-  int tile_tokens, tile_count, list_block, capacity;
-  size_t entries_bytes, lengths_bytes;
+  const TileList* tiles;
+  const BlockTable* blocks;  // null: no inverted index
+  int tile_tokens, list_block, capacity, chunk_tokens, chunks;
+  size_t entries, lengths, counts, pair_start, item_start, pairs, total;  // offsets and the end
 };
 int layout_of(const hysparse_cuda_selection_params& p, Layout* out) {
   Layout l{};
   l.tile_tokens = union_tile_tokens(p.q_heads / p.kv_heads);
-  const TileList* tiles = p.batch->tiles(l.tile_tokens);
-  if (!tiles) return HYSPARSE_CUDA_ERROR;
-  l.tile_count = int(tiles->host.size());
+  l.tiles = p.batch->tiles(l.tile_tokens);
+  if (!l.tiles) return HYSPARSE_CUDA_ERROR;
   l.list_block = std::min(p.block, 64);
+  if (p.block == 64) {
+    l.blocks = p.batch->blocks(64);
+    if (!l.blocks) return HYSPARSE_CUDA_ERROR;
+    if (l.blocks->count > kMaxGatherBlocks) l.blocks = nullptr;
+  }
   const int64_t chosen = int64_t(l.tile_tokens) * p.entries * (p.block / l.list_block);
   l.capacity = int(std::min<int64_t>(chosen, (p.batch->max_kv + l.list_block - 1) / l.list_block + 1));
-  l.entries_bytes =
-      align(size_t(p.kv_heads) * size_t(l.tile_count) * size_t(l.capacity) * sizeof(UnionEntry));
-  l.lengths_bytes = align(size_t(p.kv_heads) * size_t(l.tile_count) * 4);
+  if (l.blocks) l.capacity = std::min(l.capacity, kUnionFactor * p.entries);
+  size_t at = 0;
+  auto take = [&](size_t bytes) {
+    const size_t start = at;
+    at += align(bytes);
+    return start;
+  };
+  const size_t heads = size_t(p.kv_heads), tiles = l.tiles->host.size();
+  l.entries = take(heads * tiles * size_t(l.capacity) * sizeof(UnionEntry));
+  l.lengths = take(heads * tiles * 4);
+  if (l.blocks) {
+    l.chunk_tokens = std::max(128, (p.batch->tokens + 255) / 256);
+    l.chunks = (p.batch->tokens + l.chunk_tokens - 1) / l.chunk_tokens;
+    l.counts = take(heads * size_t(l.chunks) * size_t(l.blocks->count) * 4);
+    l.pair_start = take(heads * (size_t(l.blocks->count) + 1) * 4);
+    l.item_start = take(heads * (size_t(l.blocks->count) + 1) * 4);
+    l.pairs = take(heads * size_t(p.batch->tokens) * size_t(p.entries) * 4);
+  }
+  l.total = at;
   *out = l;
   return HYSPARSE_OK;
 }
@@ -54,7 +81,7 @@ extern "C" {
 size_t hysparse_cuda_selection_workspace(const hysparse_cuda_selection_params* p) {
   Layout l;
   if (check(p) != HYSPARSE_OK || layout_of(*p, &l) != HYSPARSE_OK) return 0;
-  return l.entries_bytes + l.lengths_bytes;
+  return l.total;
 }
 
 int hysparse_cuda_selection_create(const hysparse_cuda_selection_params* p, hysparse_stream stream,
@@ -63,10 +90,9 @@ int hysparse_cuda_selection_create(const hysparse_cuda_selection_params* p, hysp
   if (!p->idx || !out) return fail(HYSPARSE_BAD_ARGUMENT, "selection: no idx or no out");
   Layout l;
   if (int e = layout_of(*p, &l)) return e;
-  if (!p->workspace || p->workspace_bytes < l.entries_bytes + l.lengths_bytes)
+  if (!p->workspace || p->workspace_bytes < l.total)
     return fail(HYSPARSE_BAD_ARGUMENT, "selection: workspace of " + std::to_string(p->workspace_bytes) +
-                                           " bytes, needs " +
-                                           std::to_string(l.entries_bytes + l.lengths_bytes));
+                                           " bytes, needs " + std::to_string(l.total));
   auto s = std::make_unique<hysparse_cuda_selection>();
   s->batch = p->batch;
   s->q_heads = p->q_heads;
@@ -74,16 +100,25 @@ int hysparse_cuda_selection_create(const hysparse_cuda_selection_params* p, hysp
   s->block = p->block;
   s->entries = p->entries;
   auto* base = static_cast<std::byte*>(p->workspace);
-  s->unions = {p->batch->tiles(l.tile_tokens)->device,
-               l.tile_count,
-               l.tile_tokens,
-               l.list_block,
-               l.capacity,
-               reinterpret_cast<UnionEntry*>(base),
-               reinterpret_cast<int32_t*>(base + l.entries_bytes)};
-  const UnionParams u{p->idx, p->entries, p->kv_heads, p->block, s->unions};
+  s->idx = p->idx;
+  auto ints = [&](size_t offset) { return reinterpret_cast<int32_t*>(base + offset); };
+  s->unions = {l.tiles->device, int(l.tiles->host.size()),
+               l.tile_tokens,   l.list_block,
+               l.capacity,      reinterpret_cast<UnionEntry*>(base + l.entries),
+               ints(l.lengths)};
+  const UnionParams u{p->idx, p->entries, p->kv_heads, p->block, l.capacity, s->unions};
   const int max_blocks = (p->batch->max_kv + p->block - 1) / p->block;
   if (int e = check_cuda(build_unions(u, max_blocks, stream), "selection index")) return e;
+  s->gathers = l.blocks != nullptr;
+  if (s->gathers) {
+    s->index = {l.blocks->spans,    l.blocks->base,     l.blocks->count,
+                p->entries,         p->batch->tokens,   gather_item_pairs(p->q_heads / p->kv_heads),
+                l.chunks,           l.chunk_tokens,     ints(l.counts),
+                ints(l.pair_start), ints(l.item_start), ints(l.pairs)};
+    if (int e = check_cuda(build_gather(p->idx, p->entries, p->kv_heads, s->unions, s->index, stream),
+                           "inverted index"))
+      return e;
+  }
   *out = s.release();
   return HYSPARSE_OK;
 }

@@ -12,6 +12,7 @@ __global__ void __launch_bounds__(kThreads) union_kernel(const UnionParams p, in
   uint32_t* bitmap = smem;          // [words]
   uint32_t* before = smem + words;  // [words]: chosen blocks in earlier words
   const UnionLists& u = p.lists;
+  __shared__ int32_t total;
   const int tile_index = blockIdx.x, head = blockIdx.y;
   const Tile tile = u.tiles[tile_index];
   const int64_t list = int64_t(head) * u.tile_count + tile_index;
@@ -42,9 +43,13 @@ __global__ void __launch_bounds__(kThreads) union_kernel(const UnionParams p, in
       if (w < words) before[w] = base + sum - own;
       base += __shfl_sync(0xffffffffu, sum, 31);
     }
-    if (threadIdx.x == 0) u.lengths[list] = int32_t(base);
+    if (threadIdx.x == 0) {
+      total = int32_t(base) <= p.longest ? int32_t(base) : -1;
+      u.lengths[list] = total;
+    }
   }
   __syncthreads();
+  if (total < 0) return;
   for (int w = threadIdx.x; w < words; w += kThreads) {
     uint32_t bits = bitmap[w];
     for (uint32_t rank = before[w]; bits; bits &= bits - 1, ++rank) {

@@ -33,6 +33,7 @@ struct UnionLists {
 struct UnionParams {
   const int32_t* idx;  // [tokens, Hkv, n]
   int n, kv_heads, block;
+  int longest;  // entries of a list worth walking
   UnionLists lists;
 };
 cudaError_t build_unions(const UnionParams& p, int max_blocks, cudaStream_t stream);

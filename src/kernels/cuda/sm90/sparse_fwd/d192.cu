@@ -6,4 +6,8 @@ Launch find_192(int block) {
   return find_block<192, 128>(block);
 }
 
+Gather gather_192() {
+  return make_gather<192, 128>();
+}
+
 }  // namespace hysparse::cuda::sparse_fwd

@@ -6,4 +6,8 @@ Launch find_64(int block) {
   return find_block<64, 64>(block);
 }
 
+Gather gather_64() {
+  return make_gather<64, 64>();
+}
+
 }  // namespace hysparse::cuda::sparse_fwd

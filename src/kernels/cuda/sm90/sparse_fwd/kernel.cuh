@@ -378,6 +378,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
   const int64_t at = int64_t(head) * p.lists.tile_count + tile_index;
   const UnionEntry* list = p.lists.entries + at * p.lists.capacity;
   const int length = p.lists.lengths[at];
+  if (length < 0) return;  // goes block by block
 
   if (threadIdx.x == 0) {
     tma_prefetch(&p.k);

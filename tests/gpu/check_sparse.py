@@ -1,7 +1,6 @@
 """Block-sparse attention against a float64 reference on the GPU: o and lse, sinks, ragged batches, padding, every block size."""
 import itertools
 import math
-import sys
 
 import torch
 
@@ -108,26 +107,22 @@ def case(name, lengths, hq, hkv, d, dv, block, entries, pasts=None, sink=True, e
     return good
 
 
-def main():
-    good = True
+def run():
+    """One bool a case."""
+    results = []
     for n in (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 193, 1000):
-        good &= case(f"T{n}", [n], 8, 2, 128, 128, 64, 2)
+        results.append(case(f"T{n}", [n], 8, 2, 128, 128, 64, 2))
     for r in (1, 2, 3, 4, 7, 8, 16):
-        good &= case(f"R{r}", [333, 128, 1, 65, 300], 2 * r, 2, 128, 128, 64, 3)
+        results.append(case(f"R{r}", [333, 128, 1, 65, 300], 2 * r, 2, 128, 128, 64, 3))
     for d, dv in ((64, 64), (96, 96), (192, 128), (256, 256)):
-        good &= case(f"d{d}/{dv}", [700, 1, 63], 8, 2, d, dv, 64, 4)
+        results.append(case(f"d{d}/{dv}", [700, 1, 63], 8, 2, d, dv, 64, 4))
     for block in (16, 32, 64, 128):
         for e in (1, 16, 64):
-            good &= case(f"block {block} x {e}", [1100, 1, 63], 8, 2, 128, 128, block, e)
-    good &= case("past", [100, 1, 300], 8, 2, 128, 128, 64, 4, pasts=[200, 64, 77])
-    good &= case("no sink, empty rows", [500], 8, 2, 128, 128, 64, 4, sink=False, empty=True)
-    good &= case("sink, empty rows", [500], 8, 2, 128, 128, 64, 4, empty=True)
-    good &= case("large logits", [1000], 8, 2, 128, 128, 64, 4, magnitude=30.0)
-    good &= case("all blocks", [900], 8, 2, 128, 128, 64, 64)
-    good &= case("local", [4096], 8, 2, 128, 128, 64, 16, indices=local_indices)
-    print("all good" if good else "FAILED")
-    sys.exit(0 if good else 1)
-
-
-if __name__ == "__main__":
-    main()
+            results.append(case(f"block {block} x {e}", [1100, 1, 63], 8, 2, 128, 128, block, e))
+    results.append(case("past", [100, 1, 300], 8, 2, 128, 128, 64, 4, pasts=[200, 64, 77]))
+    results.append(case("no sink, empty rows", [500], 8, 2, 128, 128, 64, 4, sink=False, empty=True))
+    results.append(case("sink, empty rows", [500], 8, 2, 128, 128, 64, 4, empty=True))
+    results.append(case("large logits", [1000], 8, 2, 128, 128, 64, 4, magnitude=30.0))
+    results.append(case("all blocks", [900], 8, 2, 128, 128, 64, 64))
+    results.append(case("local", [4096], 8, 2, 128, 128, 64, 16, indices=local_indices))
+    return results

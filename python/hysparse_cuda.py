@@ -4,7 +4,7 @@ import os
 
 import torch
 
-_PATH = os.environ.get("HYSPARSE_CUDA_LIBRARY", os.path.join(os.path.dirname(__file__), "../../build/cuda/lib/libhysparse_cuda.so"))
+_PATH = os.environ.get("HYSPARSE_CUDA_LIBRARY", os.path.join(os.path.dirname(__file__), "../build/cuda/lib/libhysparse_cuda.so"))
 lib = C.CDLL(_PATH)
 lib.hysparse_cuda_last_error.restype = C.c_char_p
 lib.hysparse_cuda_version.restype = C.c_char_p
@@ -112,9 +112,11 @@ class SparseParams(C.Structure):
         ("q", Tensor), ("k", Tensor), ("v", Tensor),
         ("kv_rows", C.c_int64), ("scale", C.c_float), ("sinks", C.c_void_p),
         ("o", Tensor), ("lse", C.c_void_p),
+        ("workspace", C.c_void_p), ("workspace_bytes", C.c_size_t),
     ]
 
 
+lib.hysparse_cuda_sparse_workspace.restype = C.c_size_t
 lib.hysparse_cuda_selection_workspace.restype = C.c_size_t
 
 
@@ -160,6 +162,10 @@ class SparseAttention:
         p.kv_rows, p.scale, p.lse = k.shape[0], scale, self.lse.data_ptr()
         p.sinks = sinks.data_ptr() if sinks is not None else None
         self.p, self.selection = p, selection
+        p.selection = selection.handle
+        size = lib.hysparse_cuda_sparse_workspace(C.byref(p))
+        self.workspace = torch.empty(max(size, 256), dtype=torch.uint8, device="cuda")
+        p.workspace, p.workspace_bytes = self.workspace.data_ptr(), size
 
     def run(self):
         self.p.selection = self.selection.handle

@@ -1,0 +1,81 @@
+// Joins the partial outputs of the gather kernel: o = sum_e w_e o_e with w_e = exp(lse_e - lse), the sink in
+// the denominator.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/common/gather_index.h"
+
+namespace hysparse::cuda::sparse_fwd {
+
+struct CombineParams {
+  UnionLists unions;   // tiles with length < 0 are the ones to join
+  const int32_t* idx;  // [tokens, Hkv, n]
+  int n, tokens, kv_heads, ratio, head0;
+  const __nv_bfloat16* partial;
+  const float* partial_lse;
+  const float* sinks;
+  __nv_bfloat16* o;
+  int64_t o_stride_row, o_stride_head;
+  float* lse;
+};
+
+// A CTA a (tile, KV head of the pass); a warp a (token, query head).
+template <int kDV>
+__global__ void __launch_bounds__(256) combine_kernel(const CombineParams p) {
+  const int tile_index = blockIdx.x, pass_head = blockIdx.y, head = p.head0 + pass_head;
+  if (p.unions.lengths[int64_t(head) * p.unions.tile_count + tile_index] >= 0) return;
+  const Tile tile = p.unions.tiles[tile_index];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr int kPer = kDV / 32;  // values a lane
+  static_assert(kDV % 32 == 0);
+  struct alignas((kPer & (kPer - 1)) == 0 ? kPer * 2 : 2) Run {
+    __nv_bfloat16 x[kPer];
+  };
+  for (int i = warp; i < tile.q_count * p.ratio; i += 8) {
+    const int token = tile.q_row + i / p.ratio, r = i % p.ratio, q_head = head * p.ratio + r;
+    const int64_t pair0 = (int64_t(pass_head) * p.tokens + token) * p.n;
+    const int32_t* idx = p.idx + (int64_t(token) * p.kv_heads + head) * p.n;
+    float own[2],
+        top = p.sinks ? p.sinks[q_head] * 1.4426950408889634f : -INFINITY;  // log2 units; up to 64 entries
+    const float sink = top;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int e = j * 32 + lane;
+      own[j] = e < p.n && idx[e] >= 0 ? p.partial_lse[(pair0 + e) * p.ratio + r] : -INFINITY;
+      top = fmaxf(top, own[j]);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+    const float shift = top == -INFINITY ? 0.0f : top;
+    float sum = lane == 0 ? exp2f(sink - shift) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      own[j] = exp2f(own[j] - shift);
+      sum += own[j];
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+    float acc[kPer] = {};
+    for (int e = 0; e < p.n; ++e) {
+      const float w = __shfl_sync(0xffffffffu, e < 32 ? own[0] : own[1], e % 32) * inverse;
+      if (w == 0.0f) continue;  // an empty entry, or one without weight
+      const Run run =
+          *reinterpret_cast<const Run*>(p.partial + ((pair0 + e) * p.ratio + r) * kDV + lane * kPer);
+#pragma unroll
+      for (int c = 0; c < kPer; ++c) acc[c] += w * __bfloat162float(run.x[c]);
+    }
+    __nv_bfloat16* to =
+        p.o + int64_t(token) * p.o_stride_row + int64_t(q_head) * p.o_stride_head + lane * kPer;
+#pragma unroll
+    for (int c = 0; c < kPer; ++c) to[c] = __float2bfloat16(acc[c]);
+    if (lane == 0)
+      p.lse[int64_t(token) * p.kv_heads * p.ratio + q_head] =
+          sum > 0 ? (shift + log2f(sum)) * 0.69314718055994531f : -INFINITY;
+  }
+}
+
+}  // namespace hysparse::cuda::sparse_fwd

@@ -1,0 +1,284 @@
+// Block-sparse attention forward, key block by key block: a work item is a block and up to `item_pairs` of
+// the tokens that chose it. K and V of the block are brought once; three consumer warpgroups gather the
+// tokens' query rows 64 at a time, attend to the block alone and write the partial output and its log-sum-exp
+// a (token, entry). combine() joins a token's partials. Speed does not depend on what neighbours choose.
+#pragma once
+
+#include "kernels/cuda/common/gather_index.h"
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/wgmma.cuh"
+
+namespace hysparse::cuda::sparse_fwd {
+
+template <int kD_, int kDV_>
+struct GatherConfig {
+  static constexpr int kD = kD_, kDV = kDV_, kN = 64, kGroups = 3;
+  static constexpr int kThreads = (kGroups + 1) * 128;
+  static constexpr int kChunksD = (kD + 63) / 64, kChunksV = (kDV + 63) / 64;
+  static constexpr int kStages = 2;
+  static constexpr int kQBytes = kChunksD * 64 * 128;  // a warpgroup's buffer
+  static constexpr int kKBytes = kChunksD * kN * 128, kVBytes = kChunksV * kN * 128;
+  static constexpr int kQBuffers =
+      kGroups * 2 * kQBytes + kStages * (kKBytes + kVBytes) <= 220 * 1024 ? 2 : 1;
+  static constexpr int kQ = 0, kK = kGroups * kQBuffers * kQBytes, kV = kK + kStages * kKBytes;
+  static constexpr int kBarriers = kV + kStages * kVBytes, kSmem = kBarriers + 256 + 1024;
+  static_assert(kSmem <= 227 * 1024);
+};
+
+struct GatherParams {
+  CUtensorMap k, v;
+  GatherIndex index;
+  const int32_t* position;  // [tokens]
+  const __nv_bfloat16* q;
+  int64_t q_stride_row, q_stride_head;
+  int ratio;
+  int head0, heads;  // KV heads of this pass
+  float scale_log2;
+  __nv_bfloat16* partial;  // [heads of the pass, tokens * slots, R, dv]
+  float* partial_lse;      // [heads of the pass, tokens * slots, R], log2
+};
+
+// Item number i of the pass; false behind the last one.
+__device__ inline bool find_item(const GatherParams& p, int i, int* head, int* block, int* first,
+                                 int* count) {
+  for (int h = 0; h < p.heads; ++h) {
+    const int32_t* starts = p.index.item_start + int64_t(p.head0 + h) * (p.index.blocks + 1);
+    const int items = starts[p.index.blocks];
+    if (i >= items) {
+      i -= items;
+      continue;
+    }
+    int low = 0, high = p.index.blocks - 1;  // last block whose first item is at or before i
+    while (low < high) {
+      const int mid = (low + high + 1) / 2;
+      if (starts[mid] <= i)
+        low = mid;
+      else
+        high = mid - 1;
+    }
+    const int32_t* pairs = p.index.pair_start + int64_t(p.head0 + h) * (p.index.blocks + 1);
+    *head = h;
+    *block = low;
+    *first = pairs[low] + (i - starts[low]) * p.index.item_pairs;
+    *count = min(p.index.item_pairs, pairs[low + 1] - *first);
+    return true;
+  }
+  return false;
+}
+
+template <class C>
+struct GatherConsumer {
+  float s[C::kN / 2];
+  float o[C::kDV / 2];
+  uint32_t pf[C::kN / 16][4];
+
+  const GatherParams& p;
+  uint8_t *q, *k, *v;  // this warpgroup's Q buffers; the stages
+  const int wg, lane, thread, tokens_a_group;
+
+  __device__ GatherConsumer(const GatherParams& params, uint8_t* base, int warpgroup)
+      : p(params),
+        q(base + C::kQ + warpgroup * C::kQBuffers * C::kQBytes),
+        k(base + C::kK),
+        v(base + C::kV),
+        wg(warpgroup),
+        lane(threadIdx.x % 32),
+        thread(threadIdx.x % 128),
+        tokens_a_group(64 / params.ratio) {}
+
+  // Starts the copy of 64 query rows: pairs [first, first + count) of the head, all their heads.
+  __device__ __forceinline__ void fetch(const int32_t* pairs, int head, int first, int count, int buffer) {
+    constexpr int kUnits = C::kChunksD * 8;
+#pragma unroll 4
+    for (int i = thread; i < 64 * kUnits; i += 128) {
+      const int row = i / kUnits, unit = i % kUnits, t = row / p.ratio;
+      const bool real = t < count && t < tokens_a_group && unit * 8 < C::kD;
+      const int token = real ? pairs[first + t] / p.index.slots : 0;
+      const __nv_bfloat16* from = p.q + int64_t(token) * p.q_stride_row +
+                                  int64_t((p.head0 + head) * p.ratio + row % p.ratio) * p.q_stride_head +
+                                  unit * 8;
+      const uint32_t to =
+          smem_address(q + buffer * C::kQBytes + (unit / 8 * 64 + row) * 128 + ((unit % 8) ^ (row % 8)) * 16);
+      const int bytes = real ? 16 : 0;  // the rest is filled with zeros
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(real ? from : p.q),
+                   "r"(bytes)
+                   : "memory");
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  __device__ __forceinline__ void sync() {
+    named_barrier_sync(1 + wg, 128);
+  }
+
+  __device__ __forceinline__ void clear_tail(int stage, int live) {
+    for (int x = thread; x < C::kChunksV * (C::kN - live) * 8; x += 128) {
+      const int c = x / ((C::kN - live) * 8), r = x % ((C::kN - live) * 8);
+      reinterpret_cast<uint4*>(v + stage * C::kVBytes)[(c * C::kN + live) * 8 + r] = uint4{0, 0, 0, 0};
+    }
+    fence_async_proxy();
+    sync();
+  }
+
+  // 64 rows against the block in `stage`.
+  __device__ __forceinline__ void attend(const int32_t* pairs, int head, int first, int count, int buffer,
+                                         int stage, const BlockSpan& span) {
+    const uint32_t qa = smem_address(q + buffer * C::kQBytes), ka = smem_address(k + stage * C::kKBytes);
+    const uint32_t va = smem_address(v + stage * C::kVBytes);
+    wgmma_fence_operand(s);
+    wgmma_fence();
+#pragma unroll
+    for (int c = 0; c < C::kD / 16; ++c)
+      Wgmma<C::kN>::template ss<0>(s, descriptor_k_major(qa + c / 4 * (64 * 128) + c % 4 * 32),
+                                   descriptor_k_major(ka + c / 4 * (C::kN * 128) + c % 4 * 32), c != 0);
+    wgmma_commit();
+    int pair[2], row[2], limit[2];
+    bool cut = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      row[r] = thread / 32 * 16 + lane / 4 + r * 8;
+      const int t = row[r] / p.ratio;
+      pair[r] = t < count && t < tokens_a_group ? pairs[first + t] : -1;
+      limit[r] = pair[r] >= 0 ? p.position[pair[r] / p.index.slots] - span.position : C::kN;
+      cut |= limit[r] < C::kN - 1;
+    }
+    wgmma_wait<0>();
+    wgmma_fence_operand(s);
+    if (cut) {
+#pragma unroll
+      for (int j = 0; j < C::kN / 8; ++j) {
+        const int col = j * 8 + lane % 4 * 2;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if (col > limit[r]) s[j * 4 + 2 * r] = -INFINITY;
+          if (col + 1 > limit[r]) s[j * 4 + 2 * r + 1] = -INFINITY;
+        }
+      }
+    }
+    float inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < C::kN / 8; ++j) top = fmaxf(top, fmaxf(s[j * 4 + 2 * r], s[j * 4 + 2 * r + 1]));
+      const float shift = quad_max(top) * p.scale_log2;
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < C::kN / 8; ++j) {
+        s[j * 4 + 2 * r] = exp2_fast(fmaf(s[j * 4 + 2 * r], p.scale_log2, -shift));
+        s[j * 4 + 2 * r + 1] = exp2_fast(fmaf(s[j * 4 + 2 * r + 1], p.scale_log2, -shift));
+        sum += s[j * 4 + 2 * r] + s[j * 4 + 2 * r + 1];
+      }
+      sum = quad_sum(sum);
+      inverse[r] = 1.0f / sum;
+      if (lane % 4 == 0 && pair[r] >= 0)
+        p.partial_lse[(int64_t(head) * p.index.tokens * p.index.slots + pair[r]) * p.ratio +
+                      row[r] % p.ratio] = shift + log2f(sum);
+    }
+#pragma unroll
+    for (int c = 0; c < C::kN / 16; ++c)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pf[c][i] = pack_bf16(s[c * 8 + i * 2], s[c * 8 + i * 2 + 1]);
+    wgmma_fence_operand(o);
+    wgmma_fence();
+#pragma unroll
+    for (int c = 0; c < C::kN / 16; ++c)
+      Wgmma<C::kDV>::template rs<1>(o, pf[c], descriptor_mn_major(va + c * 16 * 128, C::kN * 128), c != 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_fence_operand(o);
+    // Out through this warp's rows of the Q buffer; every warp's products over it are done once all have
+    // passed the barrier.
+    sync();
+    uint8_t* out = q + buffer * C::kQBytes;
+#pragma unroll
+    for (int j = 0; j < C::kDV / 8; ++j)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        *reinterpret_cast<uint32_t*>(out + (j / 8 * 64 + row[r]) * 128 + ((j % 8) ^ (row[r] % 8)) * 16 +
+                                     lane % 4 * 4) =
+            pack_bf16(o[j * 4 + 2 * r] * inverse[r], o[j * 4 + 2 * r + 1] * inverse[r]);
+    __syncwarp();
+    constexpr int kUnits = C::kDV / 8;
+    for (int x = lane; x < 16 * kUnits; x += 32) {
+      const int y = thread / 32 * 16 + x / kUnits, j = x % kUnits, t = y / p.ratio;
+      if (t < count && t < tokens_a_group)
+        __stcs(reinterpret_cast<uint4*>(
+                   p.partial +
+                   ((int64_t(head) * p.index.tokens * p.index.slots + pairs[first + t]) * p.ratio +
+                    y % p.ratio) *
+                       C::kDV +
+                   j * 8),
+               *reinterpret_cast<const uint4*>(out + (j / 8 * 64 + y) * 128 + ((j % 8) ^ (y % 8)) * 16));
+    }
+  }
+
+  __device__ __forceinline__ void run(uint64_t* full, uint64_t* empty) {
+    int n = 0;  // items seen
+    int head, block, first, count;
+    for (int i = blockIdx.x; find_item(p, i, &head, &block, &first, &count); i += gridDim.x, ++n) {
+      const int stage = n % C::kStages;
+      const int32_t* pairs = p.index.pairs + int64_t(p.head0 + head) * p.index.tokens * p.index.slots;
+      const BlockSpan span = p.index.spans[block];
+      const int end = first + count, step = C::kGroups * tokens_a_group;
+      int at = first + wg * tokens_a_group, buffer = 0;
+      if (at < end) fetch(pairs, head, at, end - at, 0);
+      mbarrier_wait(&full[stage], (n / C::kStages) & 1);
+      if (at < end && span.live < C::kN) clear_tail(stage, span.live);
+      for (; at < end; at += step) {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        fence_async_proxy();
+        sync();
+        if (C::kQBuffers == 2 && at + step < end) fetch(pairs, head, at + step, end - at - step, buffer ^ 1);
+        attend(pairs, head, at, end - at, buffer, stage, span);
+        if (C::kQBuffers == 2) {
+          buffer ^= 1;
+        } else {
+          sync();
+          if (at + step < end) fetch(pairs, head, at + step, end - at - step, 0);
+        }
+      }
+      if (lane == 0) mbarrier_arrive(&empty[stage]);
+      sync();  // the buffers are free for the next item's first fetch
+    }
+  }
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) gather_kernel(const __grid_constant__ GatherParams p) {
+  extern __shared__ uint8_t raw_smem[];
+  uint8_t* base = raw_smem + ((1024 - (smem_address(raw_smem) & 1023)) & 1023);
+  uint64_t* full = reinterpret_cast<uint64_t*>(base + C::kBarriers);
+  uint64_t* empty = full + C::kStages;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < C::kStages; ++i) {
+      mbarrier_init(&full[i], 1);
+      mbarrier_init(&empty[i], C::kGroups * 4);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    registers_give<24>();
+    if (threadIdx.x == 0) {
+      int n = 0, head, block, first, count;
+      for (int i = blockIdx.x; find_item(p, i, &head, &block, &first, &count); i += gridDim.x, ++n) {
+        const int stage = n % C::kStages;
+        mbarrier_wait(&empty[stage], ((n / C::kStages) & 1) ^ 1);
+        mbarrier_expect(&full[stage], C::kKBytes + C::kVBytes);
+        const int row = p.index.spans[block].kv_row;
+        for (int c = 0; c < C::kChunksD; ++c)
+          tma_load_3d(base + C::kK + stage * C::kKBytes + c * C::kN * 128, &p.k, &full[stage], c * 64,
+                      p.head0 + head, row);
+        for (int c = 0; c < C::kChunksV; ++c)
+          tma_load_3d(base + C::kV + stage * C::kVBytes + c * C::kN * 128, &p.v, &full[stage], c * 64,
+                      p.head0 + head, row);
+      }
+    }
+  } else {
+    registers_take<160>();
+    GatherConsumer<C>(p, base, threadIdx.x / 128 - 1).run(full, empty);
+  }
+}
+
+}  // namespace hysparse::cuda::sparse_fwd
