@@ -74,10 +74,14 @@ class FullAttention {
     int64_t rows = 0, maxima = 0, blocks = 0, parts = 0;
     for (int64_t s = 0; s < b.sequences(); ++s) {
       Plan p;
+      if (b.q_len(s) == 0) {  // nothing to do, and possibly no key to plan by
+        plans_.push_back(p);
+        continue;
+      }
       p.tokens = std::max<int64_t>(1, kQueryRows / shape_.r);
       const int64_t ld = maxima_ld(b.kv_len(s));
       if (oracle_) p.tokens = std::clamp<int64_t>(kMaximaFloats / (shape_.r * ld), 1, p.tokens);
-      p.tokens = std::max<int64_t>(1, std::min(p.tokens, b.q_len(s)));
+      p.tokens = std::min(p.tokens, b.q_len(s));
       if (b.q_len(s) <= p.tokens && b.kv_len(s) >= 2 * kSplitKeys) {
         const int64_t unit = oracle_ ? block_ : 1;
         p.chunk = (kSplitKeys + unit - 1) / unit * unit;
@@ -89,7 +93,7 @@ class FullAttention {
       maxima = std::max(maxima, p.tokens * shape_.r * ld);
       blocks = std::max(blocks, ld);
       plans_.push_back(p);
-      if (b.q_len(s) > 0) order.push_back(s);
+      order.push_back(s);
     }
     workers_ = per_worker<Worker>(rt_, [&](Worker& w, Slab& slab) {
       w.tile.layout(slab, shape_, rows);

@@ -16,7 +16,7 @@ inline void window_bound(const Backend& backend) {
       ASSERT_EQ(weight, 0) << path << ": query " << query << " sees key " << key;
     } else {
       const double expected = 1.0 / double(std::min(query + 1, kWindow));
-      ASSERT_NEAR(weight, expected, 2 * epsilon(backend.dtype) * expected)
+      ASSERT_NEAR(weight, expected, 8 * epsilon(backend.dtype) * expected)
           << path << ": query " << query << ", key " << key;
     }
   };

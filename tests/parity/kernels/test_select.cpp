@@ -8,7 +8,6 @@ namespace hysparse::test {
 namespace {
 
 class Select : public KernelTest {};
-class SelectInChunks : public KernelTest {};
 
 RaggedBatch ragged_batch(const std::vector<Sequence>& sequences) {
   RaggedBatch batch;
@@ -167,16 +166,6 @@ TEST_P(Select, AttentionSelect) {
   }
 }
 
-// More scores than the 64 MB that one chunk may hold: the chunks cut sequences in the middle, and nobody can
-// tell.
-TEST_P(SelectInChunks, AttentionSelect) {
-  AttentionShape s{
-      .sequences = {{300, 0}, {1, 0}, {10, 1000}, {1000, 0}}, .hq = 16, .hkv = 16, .d = 8, .dv = 8};
-  check_composite(GetParam(), {s, 1, 8});
-  s.kind = KvView::Kind::paged;
-  check_composite(GetParam(), {.shape = s, .block = 1, .entries = 8, .random = true});
-}
-
 TEST_P(Select, SparseWindowGated) {
   for (const bool window : {true, false})
     for (const bool channel : {false, true})
@@ -223,7 +212,6 @@ TEST_P(Select, SparseWindowGated) {
 }
 
 HYSPARSE_KERNEL_SUITE(Select);
-HYSPARSE_MAIN_KERNEL_SUITE(SelectInChunks);
 
 }  // namespace
 }  // namespace hysparse::test

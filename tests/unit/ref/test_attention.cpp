@@ -156,6 +156,39 @@ TEST(RefSelect, RandomScores) {
   EXPECT_EQ(values(again.rows(0, 1)), values(s.rows(2, 3)));
 }
 
+// attention_select with more scores than one chunk may hold (64 MB): the chunks cut documents in the middle,
+// and the result is that of attention and selection in one piece, to the bit.
+TEST(RefSelect, AttentionSelectInChunks) {
+  for (const KvView::Kind kind : {KvView::Kind::contiguous, KvView::Kind::paged})
+    for (const bool random : {false, true}) {
+      const AttentionShape s{.sequences = {{300, 0}, {0, 0}, {1, 0}, {10, 600}, {500, 0}},
+                             .hq = 32,
+                             .hkv = 32,
+                             .d = 2,
+                             .dv = 2,
+                             .kind = kind};
+      AttentionInputs in(ref_backend(), s);
+      in.batch.step = 5;
+      const int64_t n = in.n(), nblocks = in.batch.max_kv_len(), entries = 6;
+      ASSERT_GT(n * 32 * nblocks * 8, int64_t(64) << 20);
+      RefBench b(1);
+      const TensorView o = b.random({n, 32, 2}), lse = b.random({n, 32}), o1 = b.random({n, 32, 2}),
+                       lse1 = b.random({n, 32});
+      const Buffer scores(DType::f64, {n, 32, nblocks}), idx(DType::i32, {n, 32, entries}),
+          idx1(DType::i32, {n, 32, entries});
+      const AttentionForward whole{in.batch, in.q()[0], in.kv(0), in.scale, o, lse, 1, scores};
+      b.rt.ops.attention(b.rt, whole);
+      if (random) b.rt.ops.random_scores(b.rt, {in.batch, 3, 4, 1, scores});
+      b.rt.ops.select_blocks(b.rt, {in.batch, scores, 1, true, false, idx});
+      b.rt.ops.attention_select(
+          b.rt, {{in.batch, in.q()[0], in.kv(0), in.scale, o1, lse1}, 1, true, false, random, 3, 4, idx1});
+      EXPECT_EQ(values(o), values(o1));
+      EXPECT_EQ(values(lse), values(lse1));
+      EXPECT_EQ(values(idx), values(idx1));
+      EXPECT_LE(b.scratch.bytes_reserved(), size_t(130) << 20);
+    }
+}
+
 // A block score is the largest log-probability inside the block over the heads of the group.
 TEST(RefSelect, BlockScoresAreLogProbabilities) {
   AttentionInputs in(ref_backend(), {.sequences = {{13, 0}}, .hq = 4, .hkv = 2, .d = 8, .dv = 13},
