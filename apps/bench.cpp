@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "bench_attention.h"
 #include "bench_parts.h"
 #include "commands.h"
 #include "common.h"
@@ -34,6 +35,33 @@ std::string shipped_config(const std::string& name) {
   throw input_error("bench", fmt::format("configs/{} was not found", name), "name a config with --config");
 }
 
+// Attention operations and whole stacks, up to T 32k.
+void run_attention(Runtime& rt, const BenchSettings& settings, BenchReport& report) {
+  if (settings.compute == DType::f64) throw input_error("bench attention", "runs in f32 or bf16, not in f64");
+  AttentionBenchOptions options;
+  options.dtype = settings.compute;
+  options.runs = settings.repeats;
+  options.stop = [] { return interrupt_flag().load(); };
+  double peak = 0;  // the best matrix product of this very run stands for the machine's limit
+  for (const BenchResult& r : report.results())
+    if (r.name == "linear") peak = std::max(peak, r.median());
+  const AttentionBench bench = bench_attention(rt, options, peak);
+  for (const AttentionBenchRow& row : bench.rows) {
+    std::vector<std::pair<std::string, std::string>> shape{{"shape", row.shape}};
+    if (row.fraction_of_peak > 0)
+      shape.emplace_back("of_linear", fmt::format("{:.0f}%", 100 * row.fraction_of_peak));
+    if (row.gigabytes_a_second > 0) shape.emplace_back("GB/s", fmt::format("{:.2f}", row.gigabytes_a_second));
+    report.add({row.name, std::move(shape), "GFLOP/s", {row.gflops}});
+  }
+  for (const AttentionStackRow& row : bench.stacks)
+    report.add({"stack " + row.name,
+                {{"shape", row.shape},
+                 {"full_seconds", fmt::format("{:.4f}", row.full_seconds)},
+                 {"hysparse_seconds", fmt::format("{:.4f}", row.hysparse_seconds)}},
+                "x full",
+                {row.ratio}});
+}
+
 void run(const Flags& f) {
   std::vector<std::string> parts = f.parts;
   if (parts.empty() || std::count(parts.begin(), parts.end(), "all"))
@@ -56,6 +84,7 @@ void run(const Flags& f) {
   }
 
   if (wants("kernels")) bench_kernels(rt, models.back(), settings, report);
+  if (wants("attention")) run_attention(rt, settings, report);
   if (wants("train"))
     for (const BenchModel& m : models) bench_train(rt, m, settings, report);
   if (wants("prefill") || wants("decode"))

@@ -1,6 +1,4 @@
-// Single operations at the shapes of a model's layers.
-#include <cmath>
-
+// Single operations outside attention, at the shapes of a model's layers.
 #include "base/rng.h"
 #include "bench_parts.h"
 
@@ -29,8 +27,7 @@ struct Matrix {
 void bench_kernels(Runtime& rt, const BenchModel& m, const BenchSettings& settings, BenchReport& report) {
   const ModelConfig& c = m.config.model;
   const DType t = settings.compute, a = accumulation_dtype(t);
-  const int64_t hidden = c.hidden_size, hq = c.num_attention_heads, hkv = c.kv_heads(), d = c.d(),
-                dv = c.dv();
+  const int64_t hidden = c.hidden_size;
   const auto tensor = [&](DType type, std::initializer_list<int64_t> dims, uint64_t seed) {
     Tensor x(type, dims, rt.memory);
     fill(x, seed);
@@ -43,8 +40,9 @@ void bench_kernels(Runtime& rt, const BenchModel& m, const BenchSettings& settin
   const auto text = [](int64_t x) { return std::to_string(x); };
 
   for (const Matrix& matrix :
-       {Matrix{"q_proj", hq * d, hidden}, Matrix{"mlp_up", c.intermediate_size, hidden},
-        Matrix{"mlp_down", hidden, c.intermediate_size}, Matrix{"lm_head", c.vocab_size, hidden}}) {
+       {Matrix{"q_proj", c.num_attention_heads * c.d(), hidden},
+        Matrix{"mlp_up", c.intermediate_size, hidden}, Matrix{"mlp_down", hidden, c.intermediate_size},
+        Matrix{"lm_head", c.vocab_size, hidden}}) {
     const Tensor value = tensor(t, {matrix.out, matrix.in}, 1), grad(a, {matrix.out, matrix.in}, rt.memory);
     Weight w;
     w.name = matrix.name;
@@ -95,66 +93,6 @@ void bench_kernels(Runtime& rt, const BenchModel& m, const BenchSettings& settin
     add("swiglu", {{"n", text(kTokens)}, {"f", text(c.intermediate_size)}}, "GB/s", [&] {
       rt.ops.swiglu(rt, {gate, up, h});
       return bytes({&gate, &up, &h});
-    });
-  }
-  // Attention over one sequence. Tokens a second; the layer kinds side by side.
-  {
-    RaggedBatch batch;
-    batch.add_sequence(kTokens);
-    const Tensor q = tensor(t, {kTokens, hq, d}, 7), k = tensor(t, {kTokens, hkv, d}, 8),
-                 v = tensor(t, {kTokens, hkv, dv}, 9);
-    const Tensor o(t, {kTokens, hq, dv}, rt.memory), lse(a, {kTokens, hq}, rt.memory);
-    const Tensor idx(DType::i32, {kTokens, hkv, c.entries()}, rt.memory);
-    KvView kv;
-    kv.k = k;
-    kv.v = v;
-    kv.cu_kv = batch.cu_q.data();
-    const double scale = 1 / std::sqrt(static_cast<double>(d));
-    const auto shape = [&](std::initializer_list<std::pair<std::string, std::string>> more) {
-      std::vector<std::pair<std::string, std::string>> s{
-          {"T", text(kTokens)}, {"Hq", text(hq)}, {"Hkv", text(hkv)}, {"d", text(d)}};
-      s.insert(s.end(), more);
-      return s;
-    };
-    const AttentionForward full{.batch = batch, .q = q, .kv = kv, .scale = scale, .o = o, .lse = lse};
-    add("full_attention", shape({}), "tokens/s", [&] {
-      rt.ops.attention(rt, full);
-      return double(kTokens);
-    });
-    add("full_attention_select",
-        shape({{"block", text(c.hysparse_block_size)}, {"entries", text(c.entries())}}), "tokens/s", [&] {
-          rt.ops.attention_select(rt, {.attention = full,
-                                       .block = c.hysparse_block_size,
-                                       .force_first = false,
-                                       .force_diagonal = false,
-                                       .random = false,
-                                       .random_seed = 0,
-                                       .layer = 0,
-                                       .idx = idx});
-          return double(kTokens);
-        });
-    add("sparse_attention", shape({{"block", text(c.hysparse_block_size)}, {"entries", text(c.entries())}}),
-        "tokens/s", [&] {
-          rt.ops.sparse_attention(rt, {.batch = batch,
-                                       .q = q,
-                                       .kv = kv,
-                                       .selection = {idx, c.hysparse_block_size},
-                                       .scale = scale,
-                                       .sinks = {},
-                                       .o = o,
-                                       .lse = lse});
-          return double(kTokens);
-        });
-    add("window_attention", shape({{"window", text(c.sliding_window)}}), "tokens/s", [&] {
-      rt.ops.window_attention(rt, {.batch = batch,
-                                   .q = q,
-                                   .kv = kv,
-                                   .window = c.sliding_window,
-                                   .scale = scale,
-                                   .sinks = {},
-                                   .o = o,
-                                   .lse = lse});
-      return double(kTokens);
     });
   }
 }

@@ -153,7 +153,8 @@ void run(const Flags& f) {
   else if (f.prompt_option->count() > 0 || !f.prompt_file.empty() || !f.dash.empty())
     throw input_error("--interactive", "prompts are read line by line from standard input",
                       "leave --prompt away");
-  TextModel m = load_text_model(f.model, machine.compute(), machine.runtime().memory, machine.runtime().log);
+  TextModel m = load_text_model(f.model, machine.compute(), machine.runtime().memory,
+                                warnings_only(machine.runtime().log));
   if (!f.tokens) m.text();
   Session session(machine.runtime(), m.model(), f.session);
   struct sigaction action {};

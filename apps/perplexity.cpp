@@ -75,7 +75,7 @@ void print_text(const PerplexityResult& r) {
 void run(const Flags& f) {
   Machine machine(f.device);
   Runtime& rt = machine.runtime();
-  TextModel m = load_text_model(f.model, machine.compute(), rt.memory, rt.log);
+  TextModel m = load_text_model(f.model, machine.compute(), rt.memory, warnings_only(rt.log));
   PerplexityOptions o = f.options;
   const int64_t limit = m.config().max_position_embeddings;
   if (o.window == 0) o.window = std::min<int64_t>(limit, 1024);

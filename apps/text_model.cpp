@@ -41,6 +41,12 @@ TextModel load_text_model(const std::string& dir, DType compute, Memory& memory,
   return out;
 }
 
+Log warnings_only(const Log& log) {
+  return [log](LogLevel level, const std::string& message) {
+    if (level == LogLevel::warning) hysparse::log(log, level, message);
+  };
+}
+
 std::vector<int32_t> parse_ids(std::string_view text, const std::string& where) {
   const std::string_view space = " \t\r\n";
   const auto trim = [&](std::string_view s) {

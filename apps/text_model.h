@@ -26,6 +26,9 @@ struct TextModel {
 };
 TextModel load_text_model(const std::string& dir, DType compute, Memory& memory, const Log& log);
 
+// `log` without what a reader of results does not need to know.
+Log warnings_only(const Log& log);
+
 // Token ids out of "1 2 3", "1,2,3" or "[1, 2, 3]"; Error(input) naming `where`.
 std::vector<int32_t> parse_ids(std::string_view text, const std::string& where);
 
