@@ -17,6 +17,10 @@ struct Case {
   std::vector<int64_t> documents = {29, 1, 13};
 };
 
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
+
 std::vector<Case> cases() {
   using C = ModelConfig;
   const auto hysparse = AttentionKind::hysparse;

@@ -253,7 +253,8 @@ TEST(Model, TraceShowsTheStreamTheScoresAndTheSelection) {
     EXPECT_NEAR(logits[size_t(t * 97 + 5)], logit, 1e-12);
   }
   // The selection is the two best scores of the token's blocks.
-  for (const auto& [layer, scores] : trace.block_scores) {
+  for (const auto& [layer, of_layer] : trace.block_scores) {
+    const TensorView& scores = of_layer;  // (a structured binding cannot be captured)
     ASSERT_EQ(scores.dim(2), 13);
     const TensorView& idx = trace.selection.at(layer);
     for (int64_t t = 0; t < 59; ++t)
