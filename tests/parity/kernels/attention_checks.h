@@ -143,7 +143,7 @@ inline BackwardResult check_backward(AttentionInputs& in, const Branch& branch, 
       }
       if (!start.empty()) {
         c.value[i] += start[i];
-        c.tolerance[i] += 4 * epsilon(p[1].dtype) * std::fabs(start[i]);
+        c.tolerance[i] += 16 * epsilon(p[1].dtype) * std::fabs(start[i]);
       }
       ASSERT_NEAR(ref[i], c.value[i], 1e-10 * size)
           << "ref " << name << " at " << i << " differs from the oracle";
