@@ -3,45 +3,29 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 
+#include "io/json_value.h"
 #include "unit/model/tiny.h"
 
 namespace hysparse {
 namespace {
 
-ModelConfig preset_7b() {
-  ModelConfig c;
-  c.num_hidden_layers = 36;
-  c.hidden_size = 4096;
-  c.num_attention_heads = 32;
-  c.num_key_value_heads = 8;
-  c.head_dim = 128;
-  c.intermediate_size = 11008;
-  c.vocab_size = 151680;
-  c.attention = AttentionKind::hysparse;
-  c.full_attention_interval = 4;
-  c.finalize("7b");
-  return c;
+// The model part of a run file that we ship.
+ModelConfig preset(const char* file) {
+  const auto path = std::filesystem::path(__FILE__).parent_path() / "../../../configs" / file;
+  Json json = read_json_file(path);
+  json.erase("train");
+  json.erase("data");
+  return parse_model_config(dump_json(json), file);
 }
-
+ModelConfig preset_7b() {
+  return preset("hysparse-7b.json");
+}
 ModelConfig preset_80b() {
-  ModelConfig c;
-  c.num_hidden_layers = 49;
-  c.hidden_size = 2048;
-  c.num_attention_heads = 64;
-  c.num_key_value_heads = 4;
-  c.head_dim = 128;
-  c.intermediate_size = 4096;
-  c.n_routed_experts = 512;
-  c.num_experts_per_tok = 8;
-  c.moe_intermediate_size = 512;
-  c.first_k_dense_replace = 1;
-  c.vocab_size = 152576;
-  c.attention = AttentionKind::hysparse;
-  c.full_attention_interval = 12;
-  c.finalize("80b");
-  return c;
+  return preset("hysparse-80b-a3b.json");
 }
 
 const KvReport& of(const PlanReport& r, AttentionKind kind) {
@@ -112,6 +96,7 @@ TEST(PlanReport, AbsurdNumbersAreErrors) {
   ModelConfig wide = preset_7b();  // each number within its limit, their product far beyond
   wide.num_hidden_layers = 4096;
   wide.layer_types.clear();
+  wide.v_head_dim.reset();
   wide.num_attention_heads = wide.num_key_value_heads = 4096;
   wide.head_dim = 256;
   wide.hidden_size = int64_t(1) << 20;
@@ -194,6 +179,12 @@ TEST(LayerPlan, TwinsKeepTheFullLayersOfAList) {
   EXPECT_EQ(twin(c, AttentionKind::full).kind(), AttentionKind::full);
   EXPECT_EQ(twin(twin(preset_7b(), AttentionKind::full), AttentionKind::hysparse).layer_types,
             preset_7b().layer_types);
+  // The baseline of the mixture is gated; nothing else changes.
+  ModelConfig gated = twin(preset_80b(), AttentionKind::full);
+  gated.full_attention_gate = true;
+  gated.finalize("gated");
+  EXPECT_TRUE(build_layer_plan(gated)[7].gated);
+  EXPECT_FALSE(build_layer_plan(preset_80b())[0].gated);
 }
 
 }  // namespace
