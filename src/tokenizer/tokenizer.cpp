@@ -1,13 +1,10 @@
 #include "tokenizer/tokenizer.h"
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <unordered_map>
 
 #include "base/error.h"
 #include "base/rng.h"
-#include "io/json.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/nfc.h"
@@ -256,7 +253,7 @@ Tokenizer Tokenizer::load(const fs::path& dir) {
       throw input_error(dir.string(), "holds no tokenizer.json", "make one with `hysparse tokenizer train`");
   }
   const std::string where = file.string();
-  TokenizerSpec spec = parse_tokenizer_json(read_json_file(file), where);
+  TokenizerSpec spec = read_tokenizer_json(file);
   const int32_t eos = find_eos(file.parent_path(), spec);
   return Tokenizer(std::make_unique<Impl>(std::move(spec), eos, where));
 }

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "io/json.h"
+#include "io/json_value.h"
 
 namespace hysparse {
 namespace {
@@ -29,6 +30,7 @@ class Reader {
     read_vocab(model);
     read_merges(model);
     read_added();
+    read_unk(model);
     read_normalizer(member(file_, "normalizer"), "normalizer");
     read_pre_tokenizer(member(file_, "pre_tokenizer"), "pre_tokenizer");
     if (!byte_level_)
@@ -102,15 +104,6 @@ class Reader {
                                                          quote_text(it->second), quote_text(token)));
       spec_.vocab.emplace_back(token, value);
       ids_.emplace(token, value);
-    }
-    const Json& unk = member(model, "unk_token");
-    if (unk.is_string()) {
-      const auto it = ids_.find(unk.get<std::string>());
-      if (it == ids_.end())
-        throw input_error(at("model.unk_token"), unk.dump() + " is not in the vocabulary");
-      spec_.unk_id = it->second;
-    } else if (!unk.is_null()) {
-      throw expected_error(at("model.unk_token"), "a text or null", unk.dump());
     }
   }
 
@@ -192,6 +185,18 @@ class Reader {
                                                  quote_text(t.content), quote_text(it->second)));
       spec_.added.push_back(std::move(t));
     }
+  }
+
+  // "" is how GPT-2's file says none.
+  void read_unk(const Json& model) {
+    const Json& unk = member(model, "unk_token");
+    if (unk.is_null() || unk == "") return;
+    if (!unk.is_string()) throw expected_error(at("model.unk_token"), "a text or null", unk.dump());
+    const std::string& content = unk.get_ref<const std::string&>();
+    for (const AddedToken& t : spec_.added)
+      if (t.content == content) spec_.unk_id = t.id;
+    if (const auto it = ids_.find(content); it != ids_.end()) spec_.unk_id = it->second;
+    if (spec_.unk_id < 0) throw input_error(at("model.unk_token"), unk.dump() + " is not in the vocabulary");
   }
 
   void read_normalizer(const Json& v, const std::string& field) {
@@ -287,8 +292,10 @@ const Json& find_key(const Json& object, std::string_view key) {
 
 }  // namespace
 
-TokenizerSpec parse_tokenizer_json(const Json& file, const std::string& where) {
-  return Reader(file, where).read();
+TokenizerSpec read_tokenizer_json(const std::filesystem::path& file) {
+  const Json json = read_json_file(file);
+  const std::string where = file.string();
+  return Reader(json, where).read();
 }
 
 int32_t find_eos(const std::filesystem::path& dir, const TokenizerSpec& spec) {

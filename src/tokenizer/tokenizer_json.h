@@ -4,12 +4,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "io/json_value.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/pretokenizer.h"
 
@@ -33,7 +31,7 @@ struct TokenizerSpec {
   int32_t unk_id = -1;
 };
 
-TokenizerSpec parse_tokenizer_json(const Json& file, const std::string& where);
+TokenizerSpec read_tokenizer_json(const std::filesystem::path& file);
 
 // The end-of-text token that the files beside tokenizer.json name: tokenizer_config.json and
 // special_tokens_map.json ("eos_token"), then generation_config.json and config.json ("eos_token_id", the

@@ -4,7 +4,7 @@
 
 #include "base/rng.h"
 #include "io/files.h"
-#include "support.h"
+#include "small_tokenizer.h"
 
 namespace hysparse::test {
 namespace {

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "io/files.h"
-#include "support.h"
+#include "small_tokenizer.h"
 
 namespace hysparse::test {
 namespace {
@@ -96,6 +96,19 @@ TEST(TokenizerLoad, BadVocabulariesAreErrors) {
   EXPECT_HAS(with([](Json& f) { f["model"]["vocab"] = 3; }), "model.vocab");
   EXPECT_HAS(with([](Json& f) { f.erase("model"); }), "model: expected an object");
   EXPECT_HAS(with([](Json& f) { f["model"]["unk_token"] = "nope"; }), "model.unk_token");
+}
+
+TEST(TokenizerLoad, UnknownBytesBecomeTheUnkToken) {
+  Json file = tokenizer_json();
+  file["model"]["vocab"].erase("q");
+  EXPECT_HAS(error_of([&] { load(file).encode("aq"); }), "0x71");
+  file["model"]["unk_token"] = "";
+  EXPECT_HAS(error_of([&] { load(file).encode("aq"); }), "0x71");
+  file["model"]["unk_token"] = "<|end|>";  // an added token
+  EXPECT_EQ(load(file).encode("aqqa"), (std::vector<int32_t>{'a', 256, 256, 'a'}));
+  file["model"]["unk_token"] = "b";
+  file["model"]["fuse_unk"] = true;
+  EXPECT_EQ(load(file).encode("aqqa"), (std::vector<int32_t>{'a', 'b', 'a'}));
 }
 
 TEST(TokenizerLoad, BadAddedTokensAreErrors) {

@@ -6,6 +6,7 @@
 #include "io/files.h"
 #include "support.h"
 #include "tokenizer/bpe_trainer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace hysparse::test {
 namespace {
