@@ -89,20 +89,6 @@ void copy_tokenizer(const fs::path& from, const fs::path& to) {
     if (fs::exists(from / name)) write_file_atomic(to / name, read_file(from / name));
 }
 
-// OUT/model: the same files without what only training needs. Checkpoint files are never written in place, so
-// sharing their blocks is safe.
-void publish_model(const fs::path& out, const fs::path& checkpoint) {
-  publish_directory(out / "model", [&](const fs::path& temp) {
-    for (const auto& e : fs::directory_iterator(checkpoint)) {
-      const std::string name = e.path().filename().string();
-      if (name == kStateFile || name == kOptimizerFile) continue;
-      std::error_code error;
-      fs::create_hard_link(e.path(), temp / name, error);
-      if (error) fs::copy_file(e.path(), temp / name);
-    }
-  });
-}
-
 // Copies a stored tensor into `dst` (host or device), which must have its shape.
 template <class Read>
 void restore(const std::string& where, const SafetensorsEntry& entry, const TensorView& dst, Memory& memory,
@@ -199,6 +185,20 @@ void save_checkpoint(const fs::path& out, const TrainState& state, Weights& weig
     write_file_atomic(temp / kStateFile, dump_json(json));
   });
   publish_model(out, dir);
+}
+
+// The same files without what only training needs. Checkpoint files are never written in place, so sharing
+// their blocks is safe.
+void publish_model(const fs::path& out, const fs::path& checkpoint) {
+  publish_directory(out / "model", [&](const fs::path& temp) {
+    for (const auto& e : fs::directory_iterator(checkpoint)) {
+      const std::string name = e.path().filename().string();
+      if (name == kStateFile || name == kOptimizerFile) continue;
+      std::error_code error;
+      fs::create_hard_link(e.path(), temp / name, error);
+      if (error) fs::copy_file(e.path(), temp / name);
+    }
+  });
 }
 
 TrainState read_checkpoint_state(const fs::path& dir) {

@@ -45,6 +45,9 @@ std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
 void save_checkpoint(const std::filesystem::path& out, const TrainState& state, Weights& weights,
                      Optimizer& optimizer, const std::filesystem::path& tokenizer_dir);
 
+// Makes OUT/model from a checkpoint (the end of a save; again on resume, where a crash came between the two).
+void publish_model(const std::filesystem::path& out, const std::filesystem::path& checkpoint);
+
 // state.json alone, after checking that every file of the set is there, whole and of the same step. Throws
 // Error(input) that names what is missing.
 TrainState read_checkpoint_state(const std::filesystem::path& dir);

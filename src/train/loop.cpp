@@ -228,6 +228,7 @@ void Run::resume_from(const fs::path& dir) {
     log(rt_.log, LogLevel::warning, fmt::format("{} was {} before and is now {}", c.key, c.before, c.after));
   }
   load_checkpoint(dir, saved, weights_, optimizer_);
+  publish_model(request_.out, dir);
   saved.config = config_;
   state_ = std::move(saved);
   if (state_.heldout_nats_per_token)

@@ -213,7 +213,11 @@ TEST_F(TrainLoop, MissingStateIsRefused) {
     EXPECT_NE(error_of(machine.rt, r, ErrorKind::input).find(file), std::string::npos);
     fs::rename(dir_ / "aside", path);
   }
+  fs::remove_all(r.out / "model");  // as after a crash between the checkpoint and the model
   EXPECT_EQ(train(machine.rt, r).steps, 25);
+  fs::remove_all(r.out / "model");
+  train(machine.rt, r);  // nothing left to train
+  EXPECT_TRUE(fs::exists(r.out / "model/config.json"));
 }
 
 TEST_F(TrainLoop, EveryNormMovesInBf16AtASmallRate) {
