@@ -14,6 +14,15 @@ from bench_attention import median_ms
 from check_sparse import local_indices, random_indices
 
 
+def scattered_indices(t, hkv, block, entries):
+    """Uniform draws, repeats dropped: what random_indices gives, without ranking every block."""
+    idx = (torch.rand(t, hkv, entries, device="cuda") * (torch.arange(t, device="cuda") // block + 1)[:, None, None]).int()
+    idx = torch.sort(idx, -1).values
+    idx[..., 1:][idx[..., 1:] == idx[..., :-1]] = 1 << 30
+    idx = torch.sort(idx, -1).values
+    return torch.where(idx == 1 << 30, -1, idx).contiguous()
+
+
 def main():
     rows = []
     for t, hq, hkv in ((8192, 32, 8), (32768, 32, 8), (32768, 64, 4), (131072, 32, 8)):
@@ -24,7 +33,7 @@ def main():
         batch = hc.Batch([t])
         for name, make in (("random", random_indices), ("local", local_indices)):
             if name == "random" and t > 100000:
-                idx = (torch.rand(t, hkv, entries, device="cuda") * (torch.arange(t, device="cuda") // block + 1)[:, None, None]).int()
+                idx = scattered_indices(t, hkv, block, entries)
             else:
                 idx = make(batch, hkv, block, entries)
             sel = hc.Selection(batch, idx, hq, block)

@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(1024) scan_kernel(const Build b) {
   }
 }
 
-// One warp a chunk; a token's entries are distinct blocks, so its lanes never meet in a counter.
+// One warp a chunk, a token at a time. A token's entries are distinct blocks, so its lanes never meet in a
+// counter and the order is fixed.
 __global__ void __launch_bounds__(32) fill_kernel(const Build b) {
   extern __shared__ int32_t next[];
   const int head = blockIdx.y;
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(32) fill_kernel(const Build b) {
   for_tokens(b, head, [&](int token) {
     for (int e = threadIdx.x; e < b.n; e += 32) {
       const int block = b.idx[(int64_t(token) * b.kv_heads + head) * b.n + e];
-      if (block >= 0) out[next[b.g.block_base[token] + block]++] = token * b.g.slots + e;
+      if (block >= 0) out[atomicAdd(&next[b.g.block_base[token] + block], 1)] = token * b.g.slots + e;
     }
     __syncwarp();
   });

@@ -44,7 +44,8 @@ int layout_of(const hysparse_cuda_selection_params& p, Layout* out) {
   l.tiles = p.batch->tiles(l.tile_tokens);
   if (!l.tiles) return HYSPARSE_CUDA_ERROR;
   l.list_block = std::min(p.block, 64);
-  if (p.block == 64) {
+  const int ratio = p.q_heads / p.kv_heads;
+  if (p.block == 64 && (ratio & (ratio - 1)) == 0) {
     l.blocks = p.batch->blocks(64);
     if (!l.blocks) return HYSPARSE_CUDA_ERROR;
     if (l.blocks->count > kMaxGatherBlocks) l.blocks = nullptr;

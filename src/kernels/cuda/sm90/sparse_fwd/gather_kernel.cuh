@@ -10,9 +10,22 @@
 
 namespace hysparse::cuda::sparse_fwd {
 
+constexpr int kMaxItemPairs = 12 * 64;
+
+// A work item as the producer hands it over, beside its K and V.
+struct GatherItem {
+  int head, count;  // KV head within the pass; pairs, 0 = no more work
+  int live;         // keys of the sequence from the block's first on
+  int base;         // position of the block's first key
+  int pair[kMaxItemPairs];
+  int token[kMaxItemPairs];
+};
+
 template <int kD_, int kDV_>
 struct GatherConfig {
-  static constexpr int kD = kD_, kDV = kDV_, kN = 64, kGroups = 3;
+  static constexpr int kD = kD_, kDV = kDV_, kN = 64;
+  static constexpr int kGroups = kDV > 128 ? 2 : 3;  // consumer warpgroups
+  static constexpr int kRegisters = kGroups == 2 ? 240 : 160;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kChunksD = (kD + 63) / 64, kChunksV = (kDV + 63) / 64;
   static constexpr int kStages = 2;
@@ -21,7 +34,8 @@ struct GatherConfig {
   static constexpr int kQBuffers =
       kGroups * 2 * kQBytes + kStages * (kKBytes + kVBytes) <= 220 * 1024 ? 2 : 1;
   static constexpr int kQ = 0, kK = kGroups * kQBuffers * kQBytes, kV = kK + kStages * kKBytes;
-  static constexpr int kBarriers = kV + kStages * kVBytes, kSmem = kBarriers + 256 + 1024;
+  static constexpr int kItems = kV + kStages * kVBytes;
+  static constexpr int kBarriers = kItems + kStages * int(sizeof(GatherItem)), kSmem = kBarriers + 64 + 1024;
   static_assert(kSmem <= 227 * 1024);
 };
 
@@ -31,8 +45,8 @@ struct GatherParams {
   const int32_t* position;  // [tokens]
   const __nv_bfloat16* q;
   int64_t q_stride_row, q_stride_head;
-  int ratio;
-  int head0, heads;  // KV heads of this pass
+  int ratio, ratio_shift;  // Hq / Hkv, a power of two, and its logarithm
+  int head0, heads;        // KV heads of this pass
   float scale_log2;
   __nv_bfloat16* partial;  // [heads of the pass, tokens * slots, R, dv]
   float* partial_lse;      // [heads of the pass, tokens * slots, R], log2
@@ -86,22 +100,24 @@ struct GatherConsumer {
         thread(threadIdx.x % 128),
         tokens_a_group(64 / params.ratio) {}
 
-  // Starts the copy of 64 query rows: pairs [first, first + count) of the head, all their heads.
-  __device__ __forceinline__ void fetch(const int32_t* pairs, int head, int first, int count, int buffer) {
-    constexpr int kUnits = C::kChunksD * 8;
+  // Starts the copy of 64 query rows: the pairs of the item from `first` on, all their heads.
+  __device__ __forceinline__ void fetch(const GatherItem& item, int first, int buffer) {
+    constexpr int kUnits = C::kChunksD * 8, kRowsAStep = 128 / kUnits;  // a thread keeps its 16-byte column
+    static_assert(128 % kUnits == 0 || kUnits == 24);
+    const uint32_t to0 = smem_address(q + buffer * C::kQBytes);
 #pragma unroll 4
     for (int i = thread; i < 64 * kUnits; i += 128) {
-      const int row = i / kUnits, unit = i % kUnits, t = row / p.ratio;
-      const bool real = t < count && t < tokens_a_group && unit * 8 < C::kD;
-      const int token = real ? pairs[first + t] / p.index.slots : 0;
-      const __nv_bfloat16* from = p.q + int64_t(token) * p.q_stride_row +
-                                  int64_t((p.head0 + head) * p.ratio + row % p.ratio) * p.q_stride_head +
-                                  unit * 8;
-      const uint32_t to =
-          smem_address(q + buffer * C::kQBytes + (unit / 8 * 64 + row) * 128 + ((unit % 8) ^ (row % 8)) * 16);
-      const int bytes = real ? 16 : 0;  // the rest is filled with zeros
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(real ? from : p.q),
-                   "r"(bytes)
+      const int row =
+          kRowsAStep * kUnits == 128 ? thread / kUnits + (i - thread) / 128 * kRowsAStep : i / kUnits;
+      const int unit = kRowsAStep * kUnits == 128 ? thread % kUnits : i % kUnits;
+      const int t = row >> p.ratio_shift;
+      const bool real = first + t < item.count && unit * 8 < C::kD;
+      const __nv_bfloat16* from = p.q;
+      if (real)
+        from += int64_t(item.token[first + t]) * p.q_stride_row +
+                int64_t((p.head0 + item.head) * p.ratio + (row & (p.ratio - 1))) * p.q_stride_head + unit * 8;
+      const uint32_t to = to0 + (unit / 8 * 64 + row) * 128 + ((unit % 8) ^ (row % 8)) * 16;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0)
                    : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -111,6 +127,8 @@ struct GatherConsumer {
     named_barrier_sync(1 + wg, 128);
   }
 
+  // Rows of V behind the sequence's last key hold another sequence or nothing; a NaN there would survive a
+  // weight of 0.
   __device__ __forceinline__ void clear_tail(int stage, int live) {
     for (int x = thread; x < C::kChunksV * (C::kN - live) * 8; x += 128) {
       const int c = x / ((C::kN - live) * 8), r = x % ((C::kN - live) * 8);
@@ -121,8 +139,7 @@ struct GatherConsumer {
   }
 
   // 64 rows against the block in `stage`.
-  __device__ __forceinline__ void attend(const int32_t* pairs, int head, int first, int count, int buffer,
-                                         int stage, const BlockSpan& span) {
+  __device__ __forceinline__ void attend(const GatherItem& item, int first, int buffer, int stage) {
     const uint32_t qa = smem_address(q + buffer * C::kQBytes), ka = smem_address(k + stage * C::kKBytes);
     const uint32_t va = smem_address(v + stage * C::kVBytes);
     wgmma_fence_operand(s);
@@ -132,14 +149,15 @@ struct GatherConsumer {
       Wgmma<C::kN>::template ss<0>(s, descriptor_k_major(qa + c / 4 * (64 * 128) + c % 4 * 32),
                                    descriptor_k_major(ka + c / 4 * (C::kN * 128) + c % 4 * 32), c != 0);
     wgmma_commit();
+    const int64_t pass_row = int64_t(item.head) * p.index.tokens * p.index.slots;
     int pair[2], row[2], limit[2];
     bool cut = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       row[r] = thread / 32 * 16 + lane / 4 + r * 8;
-      const int t = row[r] / p.ratio;
-      pair[r] = t < count && t < tokens_a_group ? pairs[first + t] : -1;
-      limit[r] = pair[r] >= 0 ? p.position[pair[r] / p.index.slots] - span.position : C::kN;
+      const int at = first + (row[r] >> p.ratio_shift);
+      pair[r] = at < item.count ? item.pair[at] : -1;
+      limit[r] = pair[r] >= 0 ? p.position[item.token[at]] - item.base : C::kN;
       cut |= limit[r] < C::kN - 1;
     }
     wgmma_wait<0>();
@@ -172,8 +190,7 @@ struct GatherConsumer {
       sum = quad_sum(sum);
       inverse[r] = 1.0f / sum;
       if (lane % 4 == 0 && pair[r] >= 0)
-        p.partial_lse[(int64_t(head) * p.index.tokens * p.index.slots + pair[r]) * p.ratio +
-                      row[r] % p.ratio] = shift + log2f(sum);
+        p.partial_lse[(pass_row + pair[r]) * p.ratio + (row[r] & (p.ratio - 1))] = shift + log2f(sum);
     }
 #pragma unroll
     for (int c = 0; c < C::kN / 16; ++c)
@@ -200,54 +217,95 @@ struct GatherConsumer {
             pack_bf16(o[j * 4 + 2 * r] * inverse[r], o[j * 4 + 2 * r + 1] * inverse[r]);
     __syncwarp();
     constexpr int kUnits = C::kDV / 8;
+#pragma unroll 4
     for (int x = lane; x < 16 * kUnits; x += 32) {
-      const int y = thread / 32 * 16 + x / kUnits, j = x % kUnits, t = y / p.ratio;
-      if (t < count && t < tokens_a_group)
+      const int y = thread / 32 * 16 + x / kUnits, j = x % kUnits, at = first + (y >> p.ratio_shift);
+      if (at < item.count)
         __stcs(reinterpret_cast<uint4*>(
-                   p.partial +
-                   ((int64_t(head) * p.index.tokens * p.index.slots + pairs[first + t]) * p.ratio +
-                    y % p.ratio) *
-                       C::kDV +
-                   j * 8),
+                   p.partial + ((pass_row + item.pair[at]) * p.ratio + (y & (p.ratio - 1))) * C::kDV + j * 8),
                *reinterpret_cast<const uint4*>(out + (j / 8 * 64 + y) * 128 + ((j % 8) ^ (y % 8)) * 16));
     }
   }
 
-  __device__ __forceinline__ void run(uint64_t* full, uint64_t* empty) {
-    int n = 0;  // items seen
-    int head, block, first, count;
-    for (int i = blockIdx.x; find_item(p, i, &head, &block, &first, &count); i += gridDim.x, ++n) {
+  __device__ __forceinline__ void run(const GatherItem* items, uint64_t* full, uint64_t* empty) {
+    for (int n = 0;; ++n) {
       const int stage = n % C::kStages;
-      const int32_t* pairs = p.index.pairs + int64_t(p.head0 + head) * p.index.tokens * p.index.slots;
-      const BlockSpan span = p.index.spans[block];
-      const int end = first + count, step = C::kGroups * tokens_a_group;
-      int at = first + wg * tokens_a_group, buffer = 0;
-      if (at < end) fetch(pairs, head, at, end - at, 0);
       mbarrier_wait(&full[stage], (n / C::kStages) & 1);
-      if (at < end && span.live < C::kN) clear_tail(stage, span.live);
-      for (; at < end; at += step) {
+      const GatherItem& item = items[stage];
+      if (item.count == 0) return;
+      const int step = C::kGroups * tokens_a_group;
+      int at = wg * tokens_a_group, buffer = 0;
+      if (at < item.count) {
+        fetch(item, at, 0);
+        if (item.live < C::kN) clear_tail(stage, item.live);
+      }
+      for (; at < item.count; at += step) {
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         fence_async_proxy();
         sync();
-        if (C::kQBuffers == 2 && at + step < end) fetch(pairs, head, at + step, end - at - step, buffer ^ 1);
-        attend(pairs, head, at, end - at, buffer, stage, span);
+        if (C::kQBuffers == 2 && at + step < item.count) fetch(item, at + step, buffer ^ 1);
+        attend(item, at, buffer, stage);
         if (C::kQBuffers == 2) {
           buffer ^= 1;
         } else {
           sync();
-          if (at + step < end) fetch(pairs, head, at + step, end - at - step, 0);
+          if (at + step < item.count) fetch(item, at + step, 0);
         }
       }
+      sync();  // the buffers are free for the next item's first fetch, and all warps have read the item
       if (lane == 0) mbarrier_arrive(&empty[stage]);
-      sync();  // the buffers are free for the next item's first fetch
     }
   }
 };
+
+// One warp: finds the items, copies their pairs and brings their K and V, a stage ahead of the consumers.
+template <class C>
+__device__ __forceinline__ void gather_produce(const GatherParams& p, uint8_t* base, GatherItem* items,
+                                               uint64_t* full, uint64_t* empty) {
+  const int lane = threadIdx.x % 32;
+  for (int n = 0;; ++n) {
+    int head = 0, block = 0, first = 0, count = 0;
+    const bool any = find_item(p, int(blockIdx.x) + n * int(gridDim.x), &head, &block, &first, &count);
+    const int stage = n % C::kStages;
+    mbarrier_wait(&empty[stage], ((n / C::kStages) & 1) ^ 1);
+    GatherItem& item = items[stage];
+    if (!any) {
+      if (lane == 0) {
+        item.count = 0;
+        mbarrier_arrive(&full[stage]);
+      }
+      return;
+    }
+    const BlockSpan span = p.index.spans[block];
+    const int32_t* pairs = p.index.pairs + int64_t(p.head0 + head) * p.index.tokens * p.index.slots + first;
+    for (int i = lane; i < count; i += 32) {
+      const int pair = pairs[i];
+      item.pair[i] = pair;
+      item.token[i] = pair / p.index.slots;
+    }
+    __syncwarp();
+    if (lane == 0) {
+      item.head = head;
+      item.count = count;
+      item.live = span.live;
+      item.base = span.position;
+      mbarrier_expect(&full[stage], C::kKBytes + C::kVBytes);
+      for (int c = 0; c < C::kChunksD; ++c)
+        tma_load_3d(base + C::kK + stage * C::kKBytes + c * C::kN * 128, &p.k, &full[stage], c * 64,
+                    p.head0 + head, span.kv_row);
+      for (int c = 0; c < C::kChunksV; ++c)
+        tma_load_3d(base + C::kV + stage * C::kVBytes + c * C::kN * 128, &p.v, &full[stage], c * 64,
+                    p.head0 + head, span.kv_row);
+    }
+    __syncwarp();
+  }
+}
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) gather_kernel(const __grid_constant__ GatherParams p) {
   extern __shared__ uint8_t raw_smem[];
   uint8_t* base = raw_smem + ((1024 - (smem_address(raw_smem) & 1023)) & 1023);
+  GatherItem* items = reinterpret_cast<GatherItem*>(base + C::kItems);
   uint64_t* full = reinterpret_cast<uint64_t*>(base + C::kBarriers);
   uint64_t* empty = full + C::kStages;
   if (threadIdx.x == 0) {
@@ -260,24 +318,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) gather_kernel(const __grid_con
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_give<24>();
-    if (threadIdx.x == 0) {
-      int n = 0, head, block, first, count;
-      for (int i = blockIdx.x; find_item(p, i, &head, &block, &first, &count); i += gridDim.x, ++n) {
-        const int stage = n % C::kStages;
-        mbarrier_wait(&empty[stage], ((n / C::kStages) & 1) ^ 1);
-        mbarrier_expect(&full[stage], C::kKBytes + C::kVBytes);
-        const int row = p.index.spans[block].kv_row;
-        for (int c = 0; c < C::kChunksD; ++c)
-          tma_load_3d(base + C::kK + stage * C::kKBytes + c * C::kN * 128, &p.k, &full[stage], c * 64,
-                      p.head0 + head, row);
-        for (int c = 0; c < C::kChunksV; ++c)
-          tma_load_3d(base + C::kV + stage * C::kVBytes + c * C::kN * 128, &p.v, &full[stage], c * 64,
-                      p.head0 + head, row);
-      }
-    }
+    if (threadIdx.x < 32) gather_produce<C>(p, base, items, full, empty);
   } else {
-    registers_take<160>();
-    GatherConsumer<C>(p, base, threadIdx.x / 128 - 1).run(full, empty);
+    registers_take<C::kRegisters>();
+    GatherConsumer<C>(p, base, threadIdx.x / 128 - 1).run(items, full, empty);
   }
 }
 

@@ -64,6 +64,8 @@ int run(const hysparse_cuda_sparse_params& p, cudaStream_t stream) {
   auto* partial_lse =
       reinterpret_cast<float*>(static_cast<std::byte*>(p.workspace) +
                                (rows * size_t(p.v_head_dim) * 2 * size_t(pass) + 255) / 256 * 256);
+  int shift = 0;
+  while (1 << shift < k.ratio) ++shift;
   GatherParams g{k.k,
                  k.v,
                  p.selection->index,
@@ -72,6 +74,7 @@ int run(const hysparse_cuda_sparse_params& p, cudaStream_t stream) {
                  k.q_stride_row,
                  k.q_stride_head,
                  k.ratio,
+                 shift,
                  0,
                  0,
                  k.scale_log2,
