@@ -13,6 +13,7 @@
 #include "io/json_value.h"
 #include "io/safetensors.h"
 #include "model/checkpoint.h"
+#include "train/run_config.h"
 
 namespace hysparse {
 namespace {
@@ -146,7 +147,7 @@ Json to_json(const ModelConfig& config, const LayerPlan& plan, const TensorList&
 
 void run(const Flags& flags) {
   const Log log = stderr_log();
-  const ModelConfig config = load_model_config(flags.dir, {}, log);
+  const ModelConfig config = load_run_config(flags.dir, {}, log).model;
   const LayerPlan plan = build_layer_plan(config);
   const bool stored = fs::is_directory(flags.dir) && has_weights(flags.dir);
   const TensorList tensors = list_tensors(flags.dir, weight_specs(config, plan), stored);
@@ -164,7 +165,7 @@ void add_inspect(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
   CLI::App& c = *app.add_subcommand(
       "inspect", "tensors, effective RoPE and layer plan of a model directory, checked against each other");
-  c.add_option("DIR", flags->dir, "model directory (or a config.json alone)")->required();
+  c.add_option("DIR", flags->dir, "model directory (or a config or run file alone)")->required();
   c.add_flag("--json", flags->json, "print JSON");
   c.footer("Example: hysparse inspect out/demo/model");
   c.callback([flags] { run(*flags); });

@@ -1,5 +1,7 @@
 // hysparse logits: logits, hidden states, block scores and selections of a list of token ids, by any of the
 // paths.
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <limits>
@@ -119,7 +121,7 @@ class PinnedSelections {
       const int64_t heads = config.kv_heads(), entries = config.entries();
       if (e.dtype != "I32" || e.shape != std::vector<int64_t>{heads, tokens, entries})
         throw expected_error(path + ": " + name, fmt::format("I32 [{}, {}, {}]", heads, tokens, entries),
-                             fmt::format("{} of {} dimensions", e.dtype, e.shape.size()),
+                             fmt::format("{} [{}]", e.dtype, fmt::join(e.shape, ", ")),
                              "it must come from the same config and as many tokens");
       const Tensor stored(DType::i32, {heads, tokens, entries});
       file.read(name, stored);

@@ -82,7 +82,7 @@ void print_table(const ModelConfig& config, const PlanReport& r, const Flags& fl
            ? fmt::format("  head                           {}", parameters_text(r.parameters.head))
            : "  head                           tied to the embedding");
   line("");
-  line(fmt::format("KV cache in {}, {} tokens x {} sequences", flags.dtype, grouped(r.context), r.batch));
+  line(fmt::format("KV cache in {}, {} tokens, batch {}", flags.dtype, grouped(r.context), r.batch));
   line(fmt::format("  {:<12} {:>11} {:>16} {:>14} {:>22} {:>9}", "attention", "full layers", "bytes a token",
                    "rings", "at the context", "smaller"));
   for (const KvReport& kv : r.kv)
@@ -93,7 +93,8 @@ void print_table(const ModelConfig& config, const PlanReport& r, const Flags& fl
                    grouped(r.own.per_token), bytes_text(r.own.rings), bytes_text(r.own_at_context),
                    r.own_smaller));
   line("");
-  line("forward FLOPs a token          this config     attention part        full twin     attention part");
+  line(fmt::format("{:<26} {:>15} {:>18} {:>16} {:>18}", "forward FLOPs a token", "this config",
+                   "of it attention", "full twin", "of it attention"));
   line(fmt::format("  prefill, mean            {:>15} {:>18} {:>16} {:>18}", count_text(r.flops.prefill),
                    count_text(r.flops.attention_prefill), count_text(r.flops_full.prefill),
                    count_text(r.flops_full.attention_prefill)));
@@ -101,7 +102,7 @@ void print_table(const ModelConfig& config, const PlanReport& r, const Flags& fl
                    count_text(r.flops.attention_decode), count_text(r.flops_full.decode),
                    count_text(r.flops_full.attention_decode)));
   line("");
-  line(fmt::format("training memory in {}, one micro-batch of {} rows of {} tokens", flags.dtype, r.batch,
+  line(fmt::format("training memory in {}, one micro-batch: {} x {} tokens", flags.dtype, r.batch,
                    grouped(r.context)));
   const TrainingMemory& m = r.training;
   line(fmt::format("  weights {}, gradients {}, AdamW moments {}", bytes_text(m.weights),
