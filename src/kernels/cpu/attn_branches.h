@@ -37,6 +37,11 @@ struct BlockLists {
   // Tokens [row, row + tokens) of the batch, the first at `position`. Entries below 0 or beyond the token's
   // own block are left out; a block named twice by a token is an error.
   void build(const Selection& selection, int64_t row, int64_t tokens, int64_t g, int64_t position);
+  // The first block from j on that somebody chose; `blocks` when there is none.
+  int64_t next(int64_t j) const {
+    while (j < blocks && begin[j] == begin[j + 1]) ++j;
+    return j;
+  }
 };
 
 class SparseForward {

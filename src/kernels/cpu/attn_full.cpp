@@ -165,11 +165,14 @@ class FullAttention {
     ops_.load_queries(w.tile, a_.q, a_.scale, b.cu_q[size_t(item.s)] + item.begin, tokens, item.g);
     for (int64_t key = keys_begin; key < keys_end; key += kKeyTile) {
       const int n = static_cast<int>(std::min<int64_t>(kKeyTile, keys_end - key));
-      ops_.load_keys(w.tile, item.s, key, n, item.g);
+      ops_.set_keys(w.tile, item.s, key, n, item.g);
+      if (const int64_t next = key + n; next < keys_end)
+        ops_.expect_keys(w.tile, item.s, next, static_cast<int>(std::min<int64_t>(kKeyTile, keys_end - next)),
+                         item.g);
       // The first token stands at past + begin: does it see the whole tile?
       const int64_t first_seen = past + item.begin + 1 - key;
       if (first_seen >= n) {
-        ops_.attend(w.tile, 0, rows, nullptr, n, false, key, blocks);
+        ops_.attend(w.tile, 0, rows, nullptr, false, key, blocks);
         continue;
       }
       const int64_t blind = std::max<int64_t>(0, 1 - first_seen);  // tokens before all keys of the tile
@@ -178,7 +181,7 @@ class FullAttention {
         w.tile.lo[i - first] = 0;
         w.tile.hi[i - first] = static_cast<int32_t>(std::min<int64_t>(n, first_seen + i / shape_.r));
       }
-      ops_.attend(w.tile, first, rows - first, nullptr, n, true, key, blocks);
+      ops_.attend(w.tile, first, rows - first, nullptr, true, key, blocks);
     }
     if (!split) return finish(item, w, blocks);
     const Part& part = parts_[size_t(p.first_part + item.g * p.chunks + item.chunk)];

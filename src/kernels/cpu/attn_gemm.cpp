@@ -5,25 +5,15 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "kernels/cpu/attn_kernels.h"
+#include <limits>
 
-// Loops over registers must be unrolled whole, else the sums go through memory.
-#ifndef HYSPARSE_UNROLL
-#ifdef __clang__
-#define HYSPARSE_UNROLL _Pragma("unroll")
-#else
-#define HYSPARSE_UNROLL _Pragma("GCC unroll 16")
-#endif
-#endif
+#include "kernels/cpu/attn_kernels.h"
+#include "kernels/cpu/attn_simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace hysparse::attn {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-using D = hn::CappedTag<float, kPad>;
-using V = hn::Vec<D>;
-constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
 
 // Sums held in registers: kRows x kVectors of the 32 (or 16) that there are.
 constexpr int kRows = 6;
@@ -33,9 +23,52 @@ constexpr int kVectors = 4;
 constexpr int kVectors = 2;
 #endif
 
+// Walks the lines of the rows that are to be fetched ahead; when there are none, stays on one harmless line.
+class Fetcher {
+ public:
+  Fetcher(Ahead* ahead, const void* harmless) : ahead_(ahead), line_(static_cast<const char*>(harmless)) {
+    if (!ahead_) return;
+    if (ahead_->left > 0) {
+      line_ = ahead_->line;
+      left_ = ahead_->left;
+      step_ = kLine;
+    } else {
+      NextRow();
+    }
+  }
+  HWY_INLINE void Step() {
+    __builtin_prefetch(line_, 0, 2);
+    line_ += step_;
+    if (HWY_UNLIKELY(--left_ == 0)) NextRow();
+  }
+  void Stop() const {
+    if (!ahead_) return;
+    ahead_->line = line_;
+    ahead_->left = step_ > 0 ? left_ : 0;
+  }
+
+ private:
+  static constexpr ptrdiff_t kLine = 64;
+
+  HWY_NOINLINE void NextRow() {
+    left_ = std::numeric_limits<int>::max();
+    step_ = 0;
+    if (!ahead_ || ahead_->row == ahead_->end) return;
+    line_ = static_cast<const char*>(*ahead_->row++);
+    left_ = ahead_->lines;
+    step_ = kLine;
+  }
+
+  Ahead* ahead_;
+  const char* line_;
+  ptrdiff_t step_ = 0;
+  int left_ = std::numeric_limits<int>::max();
+};
+
 template <int M, int N>
 HWY_INLINE void Block(int depth, const float* const* HWY_RESTRICT a, ptrdiff_t a_step,
-                      const float* HWY_RESTRICT b, ptrdiff_t ldb, float* const* c, bool accumulate) {
+                      const float* HWY_RESTRICT b, ptrdiff_t ldb, float* const* c, bool accumulate,
+                      Fetcher& fetch) {
   const D d;
   V sum[M][N];
   HYSPARSE_UNROLL
@@ -43,6 +76,7 @@ HWY_INLINE void Block(int depth, const float* const* HWY_RESTRICT a, ptrdiff_t a
     HYSPARSE_UNROLL
     for (int j = 0; j < N; ++j) sum[i][j] = accumulate ? hn::LoadU(d, c[i] + j * kLanes) : hn::Zero(d);
   }
+  Fetcher f = fetch;  // in registers
   ptrdiff_t at = 0;
   for (int k = 0; k < depth; ++k, at += a_step, b += ldb) {
     V bv[N];
@@ -54,7 +88,9 @@ HWY_INLINE void Block(int depth, const float* const* HWY_RESTRICT a, ptrdiff_t a
       HYSPARSE_UNROLL
       for (int j = 0; j < N; ++j) sum[i][j] = hn::MulAdd(av, bv[j], sum[i][j]);
     }
+    f.Step();
   }
+  fetch = f;
   HYSPARSE_UNROLL
   for (int i = 0; i < M; ++i) {
     HYSPARSE_UNROLL
@@ -64,13 +100,13 @@ HWY_INLINE void Block(int depth, const float* const* HWY_RESTRICT a, ptrdiff_t a
 
 template <int M>
 HWY_INLINE void Group(int n, int depth, const float* const* a, ptrdiff_t a_step, const float* b,
-                      ptrdiff_t ldb, float* const* c, bool accumulate) {
+                      ptrdiff_t ldb, float* const* c, bool accumulate, Fetcher& fetch) {
   float* out[M];
   HYSPARSE_UNROLL
   for (int i = 0; i < M; ++i) out[i] = c[i];
   const auto advance = kVectors * kLanes;
   for (; n >= advance; n -= advance) {
-    Block<M, kVectors>(depth, a, a_step, b, ldb, out, accumulate);
+    Block<M, kVectors>(depth, a, a_step, b, ldb, out, accumulate, fetch);
     b += advance;
     HYSPARSE_UNROLL
     for (int i = 0; i < M; ++i) out[i] += advance;
@@ -78,14 +114,15 @@ HWY_INLINE void Group(int n, int depth, const float* const* a, ptrdiff_t a_step,
   if (n == 0) return;
   const int rest = n / kLanes;
   if constexpr (kVectors == 4) {
-    if (rest == 3) return Block<M, 3>(depth, a, a_step, b, ldb, out, accumulate);
-    if (rest == 2) return Block<M, 2>(depth, a, a_step, b, ldb, out, accumulate);
+    if (rest == 3) return Block<M, 3>(depth, a, a_step, b, ldb, out, accumulate, fetch);
+    if (rest == 2) return Block<M, 2>(depth, a, a_step, b, ldb, out, accumulate, fetch);
   }
-  Block<M, 1>(depth, a, a_step, b, ldb, out, accumulate);
+  Block<M, 1>(depth, a, a_step, b, ldb, out, accumulate, fetch);
 }
 
 void Gemm(int m, int n, int depth, TileRows a, ptrdiff_t a_step, const float* b, ptrdiff_t ldb, TileRows c,
-          bool accumulate) {
+          bool accumulate, Ahead* ahead) {
+  Fetcher fetch(ahead, b);
   for (int i = 0; i < m; i += kRows) {
     const int rows = HWY_MIN(kRows, m - i);
     const float* ar[kRows];
@@ -96,25 +133,26 @@ void Gemm(int m, int n, int depth, TileRows a, ptrdiff_t a_step, const float* b,
     }
     switch (rows) {
       case 1:
-        Group<1>(n, depth, ar, a_step, b, ldb, cr, accumulate);
+        Group<1>(n, depth, ar, a_step, b, ldb, cr, accumulate, fetch);
         break;
       case 2:
-        Group<2>(n, depth, ar, a_step, b, ldb, cr, accumulate);
+        Group<2>(n, depth, ar, a_step, b, ldb, cr, accumulate, fetch);
         break;
       case 3:
-        Group<3>(n, depth, ar, a_step, b, ldb, cr, accumulate);
+        Group<3>(n, depth, ar, a_step, b, ldb, cr, accumulate, fetch);
         break;
       case 4:
-        Group<4>(n, depth, ar, a_step, b, ldb, cr, accumulate);
+        Group<4>(n, depth, ar, a_step, b, ldb, cr, accumulate, fetch);
         break;
       case 5:
-        Group<5>(n, depth, ar, a_step, b, ldb, cr, accumulate);
+        Group<5>(n, depth, ar, a_step, b, ldb, cr, accumulate, fetch);
         break;
       default:
-        Group<kRows>(n, depth, ar, a_step, b, ldb, cr, accumulate);
+        Group<kRows>(n, depth, ar, a_step, b, ldb, cr, accumulate, fetch);
         break;
     }
   }
+  fetch.Stop();
 }
 
 // Ten independent chains hide the latency of the cores in use.

@@ -84,8 +84,8 @@ void GradOps::pair(GradTile& t, int first, int rows, const int32_t* index, int n
     d_o = t.d_o_of;
   }
   const TileRows s{t.s, kKeyTile, nullptr}, ds{t.ds, kKeyTile, nullptr};
-  kernels_.gemm(rows, columns, shape_.d, {q, shape_.dp, nullptr}, 1, t.kt, kKeyTile, s, false);
-  kernels_.gemm(rows, columns, shape_.dv, {d_o, shape_.dvp, nullptr}, 1, t.vt, kKeyTile, ds, false);
+  kernels_.gemm(rows, columns, shape_.d, {q, shape_.dp, nullptr}, 1, t.kt, kKeyTile, s, false, nullptr);
+  kernels_.gemm(rows, columns, shape_.dv, {d_o, shape_.dvp, nullptr}, 1, t.vt, kKeyTile, ds, false, nullptr);
 
   SoftmaxGradTile soft;
   soft.rows = rows;
@@ -101,14 +101,14 @@ void GradOps::pair(GradTile& t, int first, int rows, const int32_t* index, int n
 
   // Products over the rows: the columns of P and dS are the rows of their transposes.
   kernels_.gemm(seen, shape_.dvp, rows, {t.s, 1, nullptr}, kKeyTile, d_o, shape_.dvp,
-                {t.dv, shape_.dvp, nullptr}, false);
+                {t.dv, shape_.dvp, nullptr}, false, nullptr);
   kernels_.add_rows(t.dv, shape_.dvp, 1.0f, seen, shape_.dv, t.dv_rows);
   // q is in log2 units: times ln 2 it is scale * q.
   kernels_.gemm(seen, shape_.dp, rows, {t.ds, 1, nullptr}, kKeyTile, q, shape_.dp, {t.dk, shape_.dp, nullptr},
-                false);
+                false, nullptr);
   kernels_.add_rows(t.dk, shape_.dp, static_cast<float>(kLn2), seen, shape_.d, t.dk_rows);
   kernels_.gemm(rows, shape_.dp, seen, ds, 1, t.k, shape_.dp,
-                {t.dq + int64_t(first) * shape_.dp, shape_.dp, index}, true);
+                {t.dq + int64_t(first) * shape_.dp, shape_.dp, index}, true, nullptr);
 }
 
 void GradOps::store_dq(GradTile& t, int64_t token, int64_t tokens, int64_t g) const {

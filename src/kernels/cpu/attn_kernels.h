@@ -58,11 +58,29 @@ struct SoftmaxGradTile {
   const float* delta = nullptr;  // o . d_o
 };
 
+// Rows that will be read next, fetched towards the L2 cache a line at a time while products are computed.
+// Each product goes on where the one before stopped.
+struct Ahead {
+  const char* line = nullptr;        // next line of the current row
+  int left = 0;                      // lines of it that are left
+  int lines = 0;                     // lines of a row
+  const void* const* row = nullptr;  // rows to come
+  const void* const* end = nullptr;
+};
+
 struct Kernels {
   // c row i, columns [0, n) (+)= sum over k < depth of a.row(i)[k * a_step] * b[k * ldb + column].
   // n is a multiple of kPad. The sum over k is sequential, so a row does not depend on the others.
   void (*gemm)(int m, int n, int depth, TileRows a, ptrdiff_t a_step, const float* b, ptrdiff_t ldb,
-               TileRows c, bool accumulate);
+               TileRows c, bool accumulate, Ahead* ahead);
+
+  // For few rows, straight from the rows of T. Widths are multiples of direct_unit.
+  // c row i, column j = a.row(i) . rows[j] for j < n; up to three columns past n are overwritten too.
+  void (*dot_direct)(int m, int n, int width, TileRows a, const void* const* rows, bool bf16, TileRows c,
+                     Ahead* ahead);
+  // c row i += sum over j < n of p.row(i)[j] * rows[j].
+  void (*add_direct)(int m, int n, int width, TileRows p, const void* const* rows, bool bf16, TileRows c);
+  int direct_unit;
 
   // dst [n, ld] f32 = factor * rows; columns from width to ld are zeroed.
   void (*load_rows)(const void* const* rows, bool bf16, int n, int width, float factor, float* dst,
@@ -99,8 +117,9 @@ struct Kernels {
 // The kernels of the dispatch level in use.
 Kernels kernels();
 
-void fill_gemm(Kernels&);   // attn_gemm.cpp
-void fill_rows(Kernels&);   // attn_rows.cpp
-void fill_gates(Kernels&);  // attn_gates.cpp
+void fill_direct(Kernels&);  // attn_direct.cpp
+void fill_gemm(Kernels&);    // attn_gemm.cpp
+void fill_rows(Kernels&);    // attn_rows.cpp
+void fill_gates(Kernels&);   // attn_gates.cpp
 
 }  // namespace hysparse::attn

@@ -296,6 +296,7 @@ void fill_rows(Kernels& k) {
 
 Kernels kernels() {
   Kernels k{};
+  fill_direct(k);
   fill_gemm(k);
   fill_rows(k);
   fill_gates(k);

@@ -91,21 +91,28 @@ void SparseForward::run(int64_t item, int worker) {
 }
 
 void SparseForward::by_block(const TokenTile& tile, Worker& w) const {
-  const RaggedBatch& b = a_.batch;
-  const int64_t row = b.cu_q[size_t(tile.s)] + tile.begin, count = tile.end - tile.begin;
-  const int64_t position = b.past_len[size_t(tile.s)] + tile.begin, block = a_.selection.block;
+  const RaggedBatch& batch = a_.batch;
+  const int64_t row = batch.cu_q[size_t(tile.s)] + tile.begin, count = tile.end - tile.begin;
+  const int64_t position = batch.past_len[size_t(tile.s)] + tile.begin, block = a_.selection.block;
   const int r = shape_.r;
   ops_.load_queries(w.tile, a_.q, a_.scale, row, count, tile.g);
   w.lists.build(a_.selection, row, count, tile.g, position);
-  for (int64_t j = 0; j < w.lists.blocks; ++j) {
+  int64_t visits = 0;
+  for (int64_t b = 0; b < w.lists.blocks; ++b) visits += w.lists.begin[b] != w.lists.begin[b + 1];
+  ops_.choose_path(w.tile, double(w.lists.begin[w.lists.blocks]) * r / double(std::max<int64_t>(1, visits)));
+  int64_t j = w.lists.next(0);
+  while (j < w.lists.blocks) {
+    const int64_t following = w.lists.next(j + 1);
     const int32_t* chosen_by = w.lists.tokens + w.lists.begin[j];
     const int members = w.lists.begin[j + 1] - w.lists.begin[j];
-    if (members == 0) continue;
     for (int m = 0; m < members * r; ++m) w.index[m] = chosen_by[m / r] * r + m % r;
     const int64_t end = std::min((j + 1) * block, position + chosen_by[members - 1] + 1);
     for (int64_t key = j * block; key < end; key += kKeyTile) {
       const int n = static_cast<int>(std::min<int64_t>(kKeyTile, end - key));
-      ops_.load_keys(w.tile, tile.s, key, n, tile.g);
+      ops_.set_keys(w.tile, tile.s, key, n, tile.g);
+      if (const int64_t next = key + n < end ? key + n : following * block; next <= position)
+        ops_.expect_keys(w.tile, tile.s, next,
+                         static_cast<int>(std::min<int64_t>({kKeyTile, block, position + 1 - next})), tile.g);
       const bool masked = position + chosen_by[0] + 1 - key < n;
       if (masked)
         for (int m = 0; m < members * r; ++m) {
@@ -113,8 +120,9 @@ void SparseForward::by_block(const TokenTile& tile, Worker& w) const {
           w.tile.hi[m] =
               static_cast<int32_t>(std::clamp<int64_t>(position + chosen_by[m / r] + 1 - key, 0, n));
         }
-      ops_.attend(w.tile, 0, members * r, w.index, n, masked);
+      ops_.attend(w.tile, 0, members * r, w.index, masked);
     }
+    j = following;
   }
   ops_.finish(w.tile, row, count, tile.g, a_.sinks, a_.o, a_.lse);
 }
@@ -134,16 +142,15 @@ void SparseForward::by_token(const TokenTile& tile, Worker& w) const {
 
     int loaded = 0;
     const auto flush = [&] {
-      ops_.load_key_rows(w.tile, loaded);
-      ops_.attend(w.tile, 0, shape_.r, nullptr, loaded, false);
+      ops_.set_key_rows(w.tile, loaded);
+      ops_.attend(w.tile, 0, shape_.r, nullptr, false);
       loaded = 0;
     };
     for (int64_t e = 0; e < count; ++e) {
       const int64_t end = std::min((w.entries[e] + 1) * block, position + 1);
       for (int64_t key = w.entries[e] * block; key < end;) {
         const int n = static_cast<int>(std::min<int64_t>(kKeyTile - loaded, end - key));
-        key_rows(a_.kv, b, tile.s, key, n, tile.g, w.tile.pointers + loaded,
-                 w.tile.pointers + kKeyTile + loaded);
+        key_rows(a_.kv, b, tile.s, key, n, tile.g, w.tile.k_rows + loaded, w.tile.v_rows + loaded);
         key += n;
         loaded += n;
         if (loaded == kKeyTile) flush();

@@ -60,7 +60,10 @@ void Tile::layout(Slab& slab, const Shape& shape, int64_t rows) {
   lo = slab.take<int32_t>(rows);
   hi = slab.take<int32_t>(rows);
   factor = slab.take<float>(rows);
-  pointers = slab.take<const void*>(std::max<int64_t>(rows, 2 * kKeyTile));
+  pointers = slab.take<const void*>(rows);
+  k_rows = slab.take<const void*>(kKeyTile);
+  v_rows = slab.take<const void*>(kKeyTile);
+  next_rows = slab.take<const void*>(2 * kKeyTile);
 }
 
 void TileOps::load_queries(Tile& t, const TensorView& q, double scale, int64_t token, int64_t tokens,
@@ -72,27 +75,55 @@ void TileOps::load_queries(Tile& t, const TensorView& q, double scale, int64_t t
   std::fill_n(t.o, int64_t(rows) * shape_.dvp, 0.0f);
   std::fill_n(t.row_max, rows, kNone);
   std::fill_n(t.row_sum, rows, 0.0f);
+  choose_path(t, rows);
 }
 
-void TileOps::load_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const {
-  key_rows(kv_, batch_, s, p, n, g, t.pointers, t.pointers + kKeyTile);
-  load_key_rows(t, n);
+void TileOps::set_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const {
+  key_rows(kv_, batch_, s, p, n, g, t.k_rows, t.v_rows);
+  set_key_rows(t, n);
 }
 
-void TileOps::load_key_rows(Tile& t, int n) const {
-  kernels_.load_transposed(t.pointers, shape_.bf16, n, shape_.d, t.kt);
-  kernels_.load_rows(t.pointers + kKeyTile, shape_.bf16, n, shape_.dv, 1.0f, t.v, shape_.dvp);
+void TileOps::set_key_rows(Tile& t, int n) const {
+  t.loaded = n;
+  t.packed = false;
+  t.ahead = {};
 }
 
-void TileOps::attend(Tile& t, int first, int rows, const int32_t* index, int n, bool masked, int64_t p,
+void TileOps::expect_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const {
+  key_rows(kv_, batch_, s, p, n, g, t.next_rows, t.next_rows + n);
+  t.ahead = {};
+  t.ahead.lines = static_cast<int>((std::max(shape_.d, shape_.dv) * shape_.element + 63) / 64);
+  t.ahead.row = t.next_rows;
+  t.ahead.end = t.next_rows + 2 * n;
+}
+
+void TileOps::choose_path(Tile& t, double rows_a_visit) const {
+  constexpr double kFew = 12;  // packing a tile of keys costs as much as some ten rows of products
+  t.direct =
+      rows_a_visit <= kFew && shape_.d % kernels_.direct_unit == 0 && shape_.dv % kernels_.direct_unit == 0;
+}
+
+void TileOps::pack(Tile& t) const {
+  if (t.packed) return;
+  kernels_.load_transposed(t.k_rows, shape_.bf16, t.loaded, shape_.d, t.kt);
+  kernels_.load_rows(t.v_rows, shape_.bf16, t.loaded, shape_.dv, 1.0f, t.v, shape_.dvp);
+  t.packed = true;
+}
+
+void TileOps::attend(Tile& t, int first, int rows, const int32_t* index, bool masked, int64_t p,
                      const BlockMaxima& blocks) const {
-  int seen = n;  // keys that some row sees
+  int seen = t.loaded;  // keys that some row sees
   if (masked) seen = std::max(0, *std::max_element(t.hi, t.hi + rows));
   if (seen == 0 || rows == 0) return;
   const TileRows q{t.q + int64_t(first) * shape_.dp, shape_.dp, index};
   const TileRows s{t.s, kKeyTile, nullptr};
   const TileRows o{t.o + int64_t(first) * shape_.dvp, shape_.dvp, index};
-  kernels_.gemm(rows, static_cast<int>(padded(seen)), shape_.d, q, 1, t.kt, kKeyTile, s, false);
+  if (t.direct) {
+    kernels_.dot_direct(rows, seen, shape_.d, q, t.k_rows, shape_.bf16, s, &t.ahead);
+  } else {
+    pack(t);
+    kernels_.gemm(rows, static_cast<int>(padded(seen)), shape_.d, q, 1, t.kt, kKeyTile, s, false, &t.ahead);
+  }
 
   SoftmaxTile soft;
   soft.rows = rows;
@@ -114,7 +145,10 @@ void TileOps::attend(Tile& t, int first, int rows, const int32_t* index, int n, 
     soft.piece_max = {blocks.raw + first * blocks.ld + p / blocks.block, blocks.ld, index};
   }
   kernels_.softmax(soft);
-  kernels_.gemm(rows, shape_.dvp, seen, {t.s, kKeyTile, nullptr}, 1, t.v, shape_.dvp, o, true);
+  if (t.direct)
+    kernels_.add_direct(rows, seen, shape_.dv, s, t.v_rows, shape_.bf16, o);
+  else
+    kernels_.gemm(rows, shape_.dvp, seen, s, 1, t.v, shape_.dvp, o, true, &t.ahead);
 }
 
 void TileOps::finish(Tile& t, int64_t token, int64_t tokens, int64_t g, const TensorView& sinks,

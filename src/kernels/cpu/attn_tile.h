@@ -92,7 +92,14 @@ struct Tile {
   int32_t* lo = nullptr;            // [rows]
   int32_t* hi = nullptr;            // [rows]
   float* factor = nullptr;          // [rows]
-  const void** pointers = nullptr;  // [max(rows, 2 * kKeyTile)]
+  const void** pointers = nullptr;  // [rows]
+  const void** k_rows = nullptr;    // [kKeyTile] the keys and values at hand, as they lie in memory
+  const void** v_rows = nullptr;
+  const void** next_rows = nullptr;  // [2 * kKeyTile] those that come next
+  Ahead ahead;                       // where fetching them stands
+  int loaded = 0;                    // keys at hand
+  bool packed = false;               // kt and v hold them
+  bool direct = false;               // use them where they lie: see choose_path
 
   void layout(Slab& slab, const Shape& shape, int64_t rows);
 };
@@ -115,14 +122,20 @@ class TileOps {
   // Queries of KV head g, tokens [token, token + tokens); nothing seen yet.
   void load_queries(Tile& t, const TensorView& q, double scale, int64_t token, int64_t tokens,
                     int64_t g) const;
-  // Keys and values [p, p + n), n <= kKeyTile, of sequence s.
-  void load_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const;
-  // The same from any rows: pointers[0, n) to keys, pointers[kKeyTile, kKeyTile + n) to values.
-  void load_key_rows(Tile& t, int n) const;
+  // How the tile meets its keys: packed first, or straight from memory where a tile of keys meets few rows.
+  // One way for all keys of a row, so that equal keys have scores equal to the bit. load_queries chooses for
+  // a tile whose rows all take part.
+  void choose_path(Tile& t, double rows_a_visit) const;
+  // Keys and values [p, p + n), n <= kKeyTile, of sequence s are at hand now.
+  void set_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const;
+  // The same for any rows: t.k_rows[0, n), t.v_rows[0, n).
+  void set_key_rows(Tile& t, int n) const;
+  // What set_keys will be called for next: fetched from memory while the keys at hand are used. Only a hint.
+  void expect_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const;
 
-  // `rows` query rows, from `first` on or those of `index`, attend to the n loaded keys. Where `masked`, row
-  // i of the call sees the keys [t.lo[i], t.hi[i]) only. Keys start at position p (for block maxima).
-  void attend(Tile& t, int first, int rows, const int32_t* index, int n, bool masked, int64_t p = 0,
+  // `rows` query rows, from `first` on or those of `index`, attend to the keys at hand. Where `masked`, row i
+  // of the call sees the keys [t.lo[i], t.hi[i]) only. Keys start at position p (for block maxima).
+  void attend(Tile& t, int first, int rows, const int32_t* index, bool masked, int64_t p = 0,
               const BlockMaxima& blocks = {}) const;
 
   // Adds the sinks and writes o and lse. row_max and row_sum stay as they are, without the sink.
@@ -130,6 +143,8 @@ class TileOps {
               const TensorView& lse) const;
 
  private:
+  void pack(Tile& t) const;
+
   Shape shape_;
   Kernels kernels_;
   const KvView& kv_;

@@ -41,7 +41,9 @@ void WindowForward::run(int64_t item, int worker) {
   ops_.load_queries(w, a_.q, a_.scale, row, count, tile.g);
   for (int64_t key = std::max<int64_t>(0, position - a_.window + 1); key < position + count; key += step) {
     const int n = static_cast<int>(std::min(step, position + count - key));
-    ops_.load_keys(w, tile.s, key, n, tile.g);
+    ops_.set_keys(w, tile.s, key, n, tile.g);
+    if (const int64_t next = key + n; next < position + count)
+      ops_.expect_keys(w, tile.s, next, static_cast<int>(std::min(step, position + count - next)), tile.g);
     // Tokens [from, to) of the tile see some of the keys [key, key + n).
     const int64_t from = std::max<int64_t>(0, key - position);
     const int64_t to = std::min(count, key + n - 1 + a_.window - position);
@@ -53,7 +55,7 @@ void WindowForward::run(int64_t item, int worker) {
         w.lo[i] = static_cast<int32_t>(std::max<int64_t>(0, t - a_.window + 1 - key));
         w.hi[i] = static_cast<int32_t>(std::min<int64_t>(n, t + 1 - key));
       }
-    ops_.attend(w, static_cast<int>(from) * r, rows, nullptr, n, masked);
+    ops_.attend(w, static_cast<int>(from) * r, rows, nullptr, masked);
   }
   ops_.finish(w, row, count, tile.g, a_.sinks, a_.o, a_.lse);
 }
