@@ -26,7 +26,7 @@ constexpr Recompute kPolicies[] = {Recompute::none, Recompute::selective, Recomp
 // 131072 -> "131,072"
 std::string grouped(int64_t n) {
   std::string s = std::to_string(n);
-  for (size_t i = s.size(); i > 3; i -= 3) s.insert(i - 3, ",");
+  for (size_t i = s.size(); i > 3; i -= 3) s.insert(i - 3, 1, ',');
   return s;
 }
 
