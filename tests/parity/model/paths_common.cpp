@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "base/rng.h"
@@ -29,6 +30,7 @@ ModelConfig tiny(AttentionKind kind, int64_t block, int64_t window, int64_t topk
   c.hysparse_block_size = block;
   c.hysparse_topk_tokens = topk_tokens;
   c.sliding_window = window;
+  c.initializer_range = 0.1;  // sharper attention would only amplify rounding
   return c;
 }
 
@@ -163,27 +165,33 @@ Outcome run(Subject& s, const std::vector<int32_t>& tokens, const Path& path, co
 double tolerance(DType compute) {
   switch (compute) {
     case DType::f64:
-      return 1e-11;
+      return 2e-14;
     case DType::f32:
-      return 2e-5;
+      return 1e-5;
     default:
-      return 0.06;
+      return 0.08;
   }
 }
 
 void expect_logits(const Outcome& got, const Outcome& want, DType compute) {
   ASSERT_EQ(got.logits.size(), want.logits.size());
-  double scale = 0, worst = 0;
+  const size_t vocab = want.logits.size() / static_cast<size_t>(want.tokens);
+  double squares = 0, worst = 0, scale = 0;
   size_t where = 0;
-  for (const double x : want.logits) scale = std::max(scale, std::abs(x));
-  for (size_t i = 0; i < want.logits.size(); ++i) {
-    const double d = std::abs(got.logits[i] - want.logits[i]);
-    ASSERT_FALSE(std::isnan(d)) << "logit " << i << " of " << got.logits.size();
-    if (d > worst) worst = d, where = i;
+  for (size_t row = 0; row < static_cast<size_t>(want.tokens); ++row) {
+    double off = 0;
+    for (size_t i = row * vocab; i < (row + 1) * vocab; ++i) {
+      const double d = got.logits[i] - want.logits[i];
+      off += d * d;
+      scale += want.logits[i] * want.logits[i];
+    }
+    ASSERT_FALSE(std::isnan(off)) << "position " << row;
+    squares += off;
+    if (off > worst) worst = off, where = row;
   }
-  EXPECT_LE(worst, tolerance(compute) * scale)
-      << "at position " << where / (want.logits.size() / static_cast<size_t>(want.tokens))
-      << ", logits up to " << scale;
+  scale /= static_cast<double>(want.tokens);  // mean squared norm of a row
+  EXPECT_LE(std::sqrt(worst / scale), tolerance(compute)) << "at position " << where;
+  EXPECT_LE(std::sqrt(squares / static_cast<double>(want.tokens) / scale), tolerance(compute) / 3);
 }
 
 void Agreement::print(const std::string& what) const {

@@ -1,4 +1,5 @@
 // The baselines and every ablation through the same paths.
+#include <algorithm>
 #include <functional>
 
 #include "paths_common.h"

@@ -1,4 +1,7 @@
 // Training forward, one-shot prefill, chunked prefill and decode are one truth (spec section 9).
+#include <algorithm>
+#include <cmath>
+
 #include "paths_common.h"
 
 namespace hysparse::paths {
@@ -81,7 +84,7 @@ std::vector<Grid> whole_grid() {
     for (const int64_t window : {4, 128}) out.push_back({dtype, 64, window, 128});
   return out;
 }
-INSTANTIATE_TEST_SUITE_P(Tiny, FullOneTruth, testing::ValuesIn(whole_grid()), name);
+INSTANTIATE_TEST_SUITE_P(Full, FullOneTruth, testing::ValuesIn(whole_grid()), name);
 
 // The chunk that a token arrives in, and the pages it is kept in, change nothing: also where a chunk is
 // larger than the window, or its edges fall just beside window and block.
