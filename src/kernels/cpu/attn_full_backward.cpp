@@ -78,6 +78,8 @@ void cpu_attention_backward(Runtime& rt, const AttentionBackward& a) {
       for (int64_t key = 0; key < keys; key += kKeyTile) {
         const int n = static_cast<int>(std::min<int64_t>(kKeyTile, keys - key));
         ops.load_keys(w, p.s, key, n, p.g, p.part);
+        if (const int64_t next = key + n; next < keys)
+          ops.expect_keys(w, p.s, next, static_cast<int>(std::min<int64_t>(kKeyTile, keys - next)), p.g);
         if (position + 1 - key >= n) {
           ops.pair(w, 0, rows, nullptr, n, false);
           continue;

@@ -27,6 +27,7 @@ void GradTile::layout(Slab& slab, const Shape& shape, int64_t rows, bool gathers
   factor = slab.take<float>(rows);
   pointers = slab.take<const void*>(std::max<int64_t>(rows, 2 * kKeyTile));
   more = slab.take<const void*>(rows);
+  next_rows = slab.take<const void*>(2 * kKeyTile);
   dk_rows = slab.take<float*>(kKeyTile);
   dv_rows = slab.take<float*>(kKeyTile);
 }
@@ -62,7 +63,13 @@ void GradOps::load_keys(GradTile& t, int64_t s, int64_t p, int n, int64_t g, con
   load_key_rows(t, n);
 }
 
+void GradOps::expect_keys(GradTile& t, int64_t s, int64_t p, int n, int64_t g) const {
+  key_rows(a_.kv, a_.batch, s, p, n, g, t.next_rows, t.next_rows + n);
+  t.ahead = rows_ahead(shape_, t.next_rows, 2 * n);
+}
+
 void GradOps::load_key_rows(GradTile& t, int n) const {
+  t.ahead = {};
   kernels_.load_transposed(t.pointers, shape_.bf16, n, shape_.d, t.kt);
   kernels_.load_transposed(t.pointers + kKeyTile, shape_.bf16, n, shape_.dv, t.vt);
   kernels_.load_rows(t.pointers, shape_.bf16, n, shape_.d, 1.0f, t.k, shape_.dp);
@@ -84,8 +91,8 @@ void GradOps::pair(GradTile& t, int first, int rows, const int32_t* index, int n
     d_o = t.d_o_of;
   }
   const TileRows s{t.s, kKeyTile, nullptr}, ds{t.ds, kKeyTile, nullptr};
-  kernels_.gemm(rows, columns, shape_.d, {q, shape_.dp, nullptr}, 1, t.kt, kKeyTile, s, false, nullptr);
-  kernels_.gemm(rows, columns, shape_.dv, {d_o, shape_.dvp, nullptr}, 1, t.vt, kKeyTile, ds, false, nullptr);
+  kernels_.gemm(rows, columns, shape_.d, {q, shape_.dp, nullptr}, 1, t.kt, kKeyTile, s, false, &t.ahead);
+  kernels_.gemm(rows, columns, shape_.dv, {d_o, shape_.dvp, nullptr}, 1, t.vt, kKeyTile, ds, false, &t.ahead);
 
   SoftmaxGradTile soft;
   soft.rows = rows;
@@ -101,14 +108,14 @@ void GradOps::pair(GradTile& t, int first, int rows, const int32_t* index, int n
 
   // Products over the rows: the columns of P and dS are the rows of their transposes.
   kernels_.gemm(seen, shape_.dvp, rows, {t.s, 1, nullptr}, kKeyTile, d_o, shape_.dvp,
-                {t.dv, shape_.dvp, nullptr}, false, nullptr);
+                {t.dv, shape_.dvp, nullptr}, false, &t.ahead);
   kernels_.add_rows(t.dv, shape_.dvp, 1.0f, seen, shape_.dv, t.dv_rows);
   // q is in log2 units: times ln 2 it is scale * q.
   kernels_.gemm(seen, shape_.dp, rows, {t.ds, 1, nullptr}, kKeyTile, q, shape_.dp, {t.dk, shape_.dp, nullptr},
-                false, nullptr);
+                false, &t.ahead);
   kernels_.add_rows(t.dk, shape_.dp, static_cast<float>(kLn2), seen, shape_.d, t.dk_rows);
   kernels_.gemm(rows, shape_.dp, seen, ds, 1, t.k, shape_.dp,
-                {t.dq + int64_t(first) * shape_.dp, shape_.dp, index}, true, nullptr);
+                {t.dq + int64_t(first) * shape_.dp, shape_.dp, index}, true, &t.ahead);
 }
 
 void GradOps::store_dq(GradTile& t, int64_t token, int64_t tokens, int64_t g) const {

@@ -31,7 +31,9 @@ struct GradTile {
   float* factor = nullptr;
   const void** pointers = nullptr;  // [max(rows, 2 kKeyTile)]
   const void** more = nullptr;
-  float** dk_rows = nullptr;  // [kKeyTile] where the gradients of the loaded keys go
+  const void** next_rows = nullptr;  // [2 kKeyTile] keys and values that come next
+  Ahead ahead;                       // where fetching them stands
+  float** dk_rows = nullptr;         // [kKeyTile] where the gradients of the loaded keys go
   float** dv_rows = nullptr;
 
   void layout(Slab& slab, const Shape& shape, int64_t rows, bool gathers);
@@ -68,6 +70,8 @@ class GradOps {
   void load_queries(GradTile& t, int64_t token, int64_t tokens, int64_t g, double* sink_sums) const;
   // Keys [p, p + n) of sequence s, gradients going to `to`.
   void load_keys(GradTile& t, int64_t s, int64_t p, int n, int64_t g, const KeyGrads& to) const;
+  // What load_keys will be called for next: fetched from memory while this pair is computed. Only a hint.
+  void expect_keys(GradTile& t, int64_t s, int64_t p, int n, int64_t g) const;
   // The same from any rows: t.pointers[0, n) to keys, t.pointers[kKeyTile, + n) to values, t.dk_rows,
   // t.dv_rows.
   void load_key_rows(GradTile& t, int n) const;

@@ -100,9 +100,8 @@ void SparseForward::by_block(const TokenTile& tile, Worker& w) const {
   int64_t visits = 0;
   for (int64_t b = 0; b < w.lists.blocks; ++b) visits += w.lists.begin[b] != w.lists.begin[b + 1];
   ops_.choose_path(w.tile, double(w.lists.begin[w.lists.blocks]) * r / double(std::max<int64_t>(1, visits)));
-  int64_t j = w.lists.next(0);
-  while (j < w.lists.blocks) {
-    const int64_t following = w.lists.next(j + 1);
+  for (int64_t j = w.lists.next(0), following; j < w.lists.blocks; j = following) {
+    following = w.lists.next(j + 1);
     const int32_t* chosen_by = w.lists.tokens + w.lists.begin[j];
     const int members = w.lists.begin[j + 1] - w.lists.begin[j];
     for (int m = 0; m < members * r; ++m) w.index[m] = chosen_by[m / r] * r + m % r;
@@ -122,7 +121,6 @@ void SparseForward::by_block(const TokenTile& tile, Worker& w) const {
         }
       ops_.attend(w.tile, 0, members * r, w.index, masked);
     }
-    j = following;
   }
   ops_.finish(w.tile, row, count, tile.g, a_.sinks, a_.o, a_.lse);
 }

@@ -114,16 +114,19 @@ class SparseBackward {
   void by_block(int64_t piece, int64_t position, Worker& w) {
     const Piece& p = pieces_[size_t(piece)];
     const int r = shape_.r;
-    for (int64_t j = 0; j < w.lists.blocks; ++j) {
+    for (int64_t j = w.lists.next(0), following; j < w.lists.blocks; j = following) {
+      following = w.lists.next(j + 1);
       const int32_t* chosen_by = w.lists.tokens + w.lists.begin[j];
       const int members = w.lists.begin[j + 1] - w.lists.begin[j];
-      if (members == 0) continue;
       touch(piece, j);
       for (int m = 0; m < members * r; ++m) w.index[m] = chosen_by[m / r] * r + m % r;
       const int64_t end = std::min((j + 1) * block_, position + chosen_by[members - 1] + 1);
       for (int64_t key = j * block_; key < end; key += kKeyTile) {
         const int n = static_cast<int>(std::min<int64_t>(kKeyTile, end - key));
         ops_.load_keys(w.tile, p.s, key, n, p.g, p.part);
+        if (const int64_t next = key + n < end ? key + n : following * block_; next <= position)
+          ops_.expect_keys(w.tile, p.s, next,
+                           static_cast<int>(std::min<int64_t>({kKeyTile, block_, position + 1 - next})), p.g);
         const bool masked = position + chosen_by[0] + 1 - key < n;
         if (masked)
           for (int m = 0; m < members * r; ++m) {

@@ -49,6 +49,14 @@ void key_rows(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, 
   }
 }
 
+Ahead rows_ahead(const Shape& shape, const void* const* rows, int count) {
+  Ahead ahead;
+  ahead.lines = static_cast<int>((std::max(shape.d, shape.dv) * shape.element + 63) / 64);
+  ahead.row = rows;
+  ahead.end = rows + count;
+  return ahead;
+}
+
 void Tile::layout(Slab& slab, const Shape& shape, int64_t rows) {
   q = slab.take<float>(rows * shape.dp);
   o = slab.take<float>(rows * shape.dvp);
@@ -91,10 +99,7 @@ void TileOps::set_key_rows(Tile& t, int n) const {
 
 void TileOps::expect_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const {
   key_rows(kv_, batch_, s, p, n, g, t.next_rows, t.next_rows + n);
-  t.ahead = {};
-  t.ahead.lines = static_cast<int>((std::max(shape_.d, shape_.dv) * shape_.element + 63) / 64);
-  t.ahead.row = t.next_rows;
-  t.ahead.end = t.next_rows + 2 * n;
+  t.ahead = rows_ahead(shape_, t.next_rows, 2 * n);
 }
 
 void TileOps::choose_path(Tile& t, double rows_a_visit) const {

@@ -80,6 +80,9 @@ inline float& lse_at(const TensorView& v, int64_t row, int64_t head) {
 void key_rows(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, int n, int64_t g,
               const void** k, const void** v);
 
+// Fetching of `count` rows of keys or values.
+Ahead rows_ahead(const Shape& shape, const void* const* rows, int count);
+
 // A tile of queries with its running softmax, and the tile of keys at hand. Row i is token i / r, head i % r.
 struct Tile {
   float* q = nullptr;               // [rows, dp] log2 units
