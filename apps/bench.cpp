@@ -77,9 +77,13 @@ void run(const Flags& f) {
   if (configs.empty()) configs = {shipped_config("demo.json"), shipped_config("bench-30m.json")};
   std::vector<BenchModel> models;
   for (const std::string& path : configs) {
-    models.push_back({std::filesystem::path(path).stem().string(), load_run_config(path, f.sets, rt.log)});
+    const RunConfig config = load_run_config(path, f.sets, rt.log);
+    const auto& kind = config.model.attention;
+    models.push_back({std::filesystem::path(path).stem().string(),
+                      kind ? std::string(enum_name(*kind)) : "as in layer_types", config});
     if (!f.twin) continue;
     models.push_back(models.back());
+    models.back().attention = "full";
     models.back().config.model = twin(models.back().config.model, AttentionKind::full);
   }
 

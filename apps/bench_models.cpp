@@ -19,14 +19,8 @@ std::vector<int32_t> random_tokens(int64_t n, int64_t vocab, uint64_t seed) {
   return out;
 }
 
-std::string attention_name(const ModelConfig& c) {
-  return c.attention ? std::string(enum_name(*c.attention)) : "layer_types";
-}
-
 std::vector<std::pair<std::string, std::string>> shape_of(const BenchModel& m, int64_t parameters) {
-  return {{"config", m.name},
-          {"attention", attention_name(m.config.model)},
-          {"parameters", std::to_string(parameters)}};
+  return {{"config", m.name}, {"attention", m.attention}, {"parameters", std::to_string(parameters)}};
 }
 
 }  // namespace

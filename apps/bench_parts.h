@@ -18,7 +18,8 @@ struct BenchSettings {
 
 // A model to measure: random weights of a config.
 struct BenchModel {
-  std::string name;
+  std::string name;       // of the config
+  std::string attention;  // what it is, or which twin
   RunConfig config;
 };
 
