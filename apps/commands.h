@@ -8,7 +8,13 @@ class App;
 
 namespace hysparse {
 
-#define HYSPARSE_COMMANDS(X) X(init) X(plan) X(inspect) X(logits) X(generate) X(perplexity) X(completion) X(bench) X(train) X(demo)
+// clang-format off
+#define HYSPARSE_COMMANDS(X)                              \
+  X(tokenizer) X(data)                                    \
+  X(init) X(train) X(demo)                                \
+  X(generate) X(perplexity) X(logits)                     \
+  X(plan) X(inspect) X(bench) X(completion)
+// clang-format on
 
 #define HYSPARSE_DECLARE(name) void add_##name(CLI::App& app);
 HYSPARSE_COMMANDS(HYSPARSE_DECLARE)
