@@ -1,0 +1,181 @@
+// The program as a user meets it: every command on a tiny model, exit codes, and one truth across the modes
+// of `logits`.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+
+#include "io/json_value.h"
+#include "io/safetensors.h"
+
+namespace hysparse {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Result {
+  int code;
+  std::string output;  // stdout and stderr
+};
+
+Result run(const std::string& arguments) {
+  const std::string command = std::string(HYSPARSE_BINARY) + " " + arguments + " 2>&1";
+  FILE* pipe = popen(command.c_str(), "r");
+  Result r{-1, {}};
+  if (!pipe) return r;
+  char buffer[4096];
+  for (size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) r.output.append(buffer, n);
+  const int status = pclose(pipe);
+  r.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+  return r;
+}
+
+// A tiny run made once: text, tokenizer, data, config, 12 steps of training.
+class Cli : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    root_ = fs::temp_directory_path() / ("hysparse-e2e-" + std::to_string(std::random_device{}()));
+    fs::create_directories(root_);
+    std::ofstream text(root_ / "text.txt");
+    for (int i = 0; i < 1500; ++i)
+      text << "Line " << i * 7919 % 1000 << ": the quick brown fox jumps over the lazy dog.\n";
+    text.close();
+    std::ofstream(root_ / "config.json") << R"({
+      "num_hidden_layers": 5, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+      "intermediate_size": 48, "vocab_size": 320, "max_position_embeddings": 512, "attention": "hysparse", "full_attention_interval": 3,
+      "sliding_window": 8, "hysparse_block_size": 8, "hysparse_topk_tokens": 16, "tie_word_embeddings": true,
+      "train": {"steps": 12, "seq_len": 64, "lr": 0.003, "warmup_steps": 2, "decay_steps": 4, "eval_interval": 6, "eval_tokens": 256,
+                "checkpoint_interval": 6, "log_interval": 1}})";
+    expect_ok("tokenizer train --input " + path("text.txt") + " --vocab-size 320 --out " + path("tok"));
+    expect_ok("data prepare --tokenizer " + path("tok") + " --input " + path("text.txt") + " --out " +
+              path("data") + " --holdout 0.1");
+    expect_ok("train --config " + path("config.json") + " --data " + path("data") + " --out " + path("run"));
+  }
+  static void TearDownTestSuite() { fs::remove_all(root_); }
+
+  static std::string path(const std::string& name) { return (root_ / name).string(); }
+  static void expect_ok(const std::string& arguments) {
+    const Result r = run(arguments);
+    ASSERT_EQ(r.code, 0) << arguments << "\n" << r.output;
+  }
+  static void expect_bad(const std::string& arguments, const std::string& message) {
+    const Result r = run(arguments);
+    EXPECT_EQ(r.code, 2) << arguments << "\n" << r.output;
+    EXPECT_NE(r.output.find(message), std::string::npos) << arguments << "\nexpected: " << message << "\n"
+                                                         << r.output;
+  }
+  static fs::path root_;
+};
+fs::path Cli::root_;
+
+TEST_F(Cli, TrainedModelWorksInEveryCommand) {
+  expect_ok("generate --model " + path("run/model") + " --prompt \"Line 1\" --max-new-tokens 8 --seed 3");
+  expect_ok("perplexity --model " + path("run/model") + " --input " + path("text.txt"));
+  expect_ok("inspect " + path("run/model"));
+  expect_ok("plan --config " + path("run/model") + " --context 4096 --json");
+  const Result ids = run("tokenizer encode --tokenizer " + path("tok") + " --text \"the quick\"");
+  EXPECT_EQ(ids.code, 0);
+  const Json list = parse_json(ids.output, "encode");
+  EXPECT_TRUE(list.is_array() && !list.empty());
+}
+
+TEST_F(Cli, SameSeedSameText) {
+  const std::string command = "generate --model " + path("run/model") +
+                              " --prompt \"Line 2\" --max-new-tokens 24 --seed 5 --threads ";
+  const Result one = run(command + "1"), two = run(command + "2");
+  EXPECT_EQ(one.code, 0);
+  EXPECT_EQ(one.output, two.output);
+}
+
+TEST_F(Cli, ResumeEqualsTheUninterruptedRun) {
+  expect_ok("train --config " + path("config.json") + " --data " + path("data") + " --out " + path("run2"));
+  for (const auto& entry : fs::directory_iterator(path("run2/checkpoints"))) {
+    if (entry.path().filename().string().find("12") != std::string::npos) fs::remove_all(entry.path());
+  }
+  expect_ok("train --config " + path("config.json") + " --data " + path("data") + " --out " + path("run2") +
+            " --resume --threads 1");
+  const SafetensorsSet a{fs::path(path("run/model"))}, b{fs::path(path("run2/model"))};
+  ASSERT_EQ(a.names(), b.names());
+  for (const std::string& name : a.names()) {
+    const auto& shape = a.entry(name).shape;
+    int64_t n = 1;
+    for (int64_t d : shape) n *= d;
+    std::vector<float> x(size_t(n), 1), y(size_t(n), 2);
+    auto view = [&](std::vector<float>& v) {
+      return shape.size() == 1 ? TensorView(v.data(), DType::f32, {shape[0]})
+                               : TensorView(v.data(), DType::f32, {shape[0], shape[1]});
+    };
+    a.read(name, view(x));
+    b.read(name, view(y));
+    EXPECT_EQ(x, y) << name;
+  }
+}
+
+TEST_F(Cli, LogitsOfEveryModeAgree) {
+  std::ofstream tokens(root_ / "tokens.json");
+  tokens << "[";
+  for (int i = 0; i < 150; ++i) tokens << (i ? "," : "") << (i * 37 + 11) % 300;
+  tokens << "]";
+  tokens.close();
+  const std::string base =
+      "logits --model " + path("run/model") + " --tokens " + path("tokens.json") + " --out ";
+  expect_ok(base + path("train.safetensors") + " --mode train --layers");
+  const SafetensorsFile truth{fs::path(path("train.safetensors"))};
+  ASSERT_TRUE(truth.entries().count("hidden.4"));
+  ASSERT_TRUE(truth.entries().count("selection.0"));
+  ASSERT_EQ(truth.entries().at("block_scores.0").shape, (std::vector<int64_t>{2, 150, 19}));
+  const int64_t vocab = truth.entries().at("logits").shape.at(1);
+  const float* want = reinterpret_cast<const float*>(truth.data(truth.entries().at("logits")));
+  for (const std::string mode : {"prefill", "chunked --chunk 7", "decode"}) {
+    expect_ok(base + path("other.safetensors") + " --mode " + mode + " --selection " +
+              path("train.safetensors"));
+    const SafetensorsFile other{fs::path(path("other.safetensors"))};
+    const float* got = reinterpret_cast<const float*>(other.data(other.entries().at("logits")));
+    double worst = 0, top = 0;
+    for (int64_t i = 0; i < 150 * vocab; ++i) {
+      worst = std::max(worst, std::abs(double(got[i]) - double(want[i])));
+      top = std::max(top, std::abs(double(want[i])));
+    }
+    EXPECT_LT(worst, 1e-4 * std::max(1.0, top)) << mode;
+  }
+}
+
+TEST_F(Cli, BadInputIsNamedAndExitsWithTwo) {
+  expect_bad("", "");
+  expect_bad("nonsense", "");
+  expect_bad("plan --config " + path("config.json") + " --context 1024 --set hysparse_topk_token=16",
+             "hysparse_topk_tokens");
+  expect_bad("plan --config " + path("config.json") + " --context 1024 --set hysparse_topk_tokens=20",
+             "hysparse_topk_tokens");
+  expect_bad("init --config " + path("absent.json") + " --out " + path("x"), "absent.json");
+  expect_bad("generate --model " + path("absent") + " --prompt a", "absent");
+  expect_bad("train --config " + path("config.json") + " --data " + path("data") + " --out " + path("run"),
+             "resume");
+  expect_bad("generate --model " + path("run/model") + " --prompt a --temperature nan", "temperature");
+  expect_bad("generate --model " + path("run/model") + " --prompt a --device cuda", "CPU only");
+  std::ofstream(root_ / "bad_tokens.json") << "[1, 99999]";
+  expect_bad("logits --model " + path("run/model") + " --tokens " + path("bad_tokens.json") + " --out " +
+                 path("y.safetensors"),
+             "99999");
+  EXPECT_FALSE(fs::exists(path("y.safetensors")));
+}
+
+TEST_F(Cli, HelpShowsAnExampleForEveryCommand) {
+  for (const std::string command :
+       {"tokenizer train", "tokenizer encode", "tokenizer decode", "data prepare", "init", "train", "demo",
+        "generate", "perplexity", "logits", "plan", "inspect", "bench", "completion"}) {
+    const Result r = run(command + " --help");
+    EXPECT_EQ(r.code, 0) << command;
+    EXPECT_NE(r.output.find("hysparse " + command), std::string::npos) << command << "\n" << r.output;
+  }
+  EXPECT_EQ(run("--version").output.rfind("hysparse ", 0), 0u);
+}
+
+}  // namespace
+}  // namespace hysparse
