@@ -61,8 +61,9 @@ void run(const Flags& flags) {
   const TrainResult result = train(rt, request);
   printer.finish();
   std::fprintf(stderr, "%s\n",
-               fmt::format("{} {} steps, {} tokens in {}", result.finished ? "trained" : "time limit after",
-                           result.steps, with_commas(result.tokens), clock_text(result.seconds))
+               fmt::format("{} {} steps, {} tokens in {}",
+                           result.finished ? "trained" : "stopped by the time limit after", result.steps,
+                           with_commas(result.tokens), clock_text(result.seconds))
                    .c_str());
   if (!result.evals.empty())
     std::printf("held-out: %.4f nats/token, %.4f bits/byte\n", result.evals.back().nats_per_token,

@@ -399,6 +399,9 @@ void Run::report(bool evaluated) {
 
 TrainResult Run::operator()() {
   begin();
+  if (state_.step >= train_.steps)
+    log(rt_.log, LogLevel::info,
+        fmt::format("all {} steps are done; a larger train.steps goes on", train_.steps));
   while (state_.step < train_.steps) {
     if (asked_to_stop(request_) || !step()) interrupted();
     const bool out_of_time = train_.time_limit_seconds > 0 &&
@@ -408,7 +411,7 @@ TrainResult Run::operator()() {
   }
   TrainResult r;
   r.steps = state_.step;
-  r.finished = state_.step == train_.steps;
+  r.finished = state_.step >= train_.steps;
   r.tokens = state_.tokens;
   r.seconds = earlier_seconds_ + seconds_since(began_);
   r.tokens_per_second =
