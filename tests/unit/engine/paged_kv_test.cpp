@@ -329,6 +329,20 @@ TEST(PagedKv, MisuseIsCaught) {
   d.check();
 }
 
+TEST(PagedKv, DroppedStepsAndClearedSequencesLeaveNothingBehind) {
+  Driver d(tiny_config(), options(1000, 2));
+  d.step({0}, {100});
+  const int64_t pages = d.kv().pages_in_use();
+  d.step({0, 1}, {300, 70}, false);
+  EXPECT_EQ(d.kv().pages_in_use(), pages);
+  d.step({0}, {100});
+  EXPECT_TRUE(d.truncate(0, 0));  // 200 tokens had wrapped the ring: a new sequence starts afresh
+  EXPECT_EQ(d.kv().pages_in_use(), 0);
+  d.step({0}, {90});
+  EXPECT_TRUE(d.truncate(0, 20));
+  d.step({0}, {90});
+}
+
 // What a twin pays: counted from the caches themselves.
 TEST(PagedKv, MeasuredBytesAgreeWithThePlan) {
   for (const AttentionKind kind : {AttentionKind::full, AttentionKind::hybrid_swa, AttentionKind::hysparse})
