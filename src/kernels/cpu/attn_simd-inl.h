@@ -76,7 +76,7 @@ HWY_INLINE hn::Vec<DF> Exp2(DF d, hn::Vec<DF> x) {
   const hn::RebindToSigned<DF> di;
   const auto smallest = hn::Set(d, -126.0f);
   const auto flush = hn::Lt(x, smallest);
-  x = hn::Max(smallest, x);  // in this order a NaN comes through on x86 too
+  x = hn::IfThenElse(flush, smallest, x);  // not Max, which drops a NaN at the scalar level
   const auto whole = hn::NearestInt(x);
   const auto f = hn::Sub(x, hn::ConvertTo(d, whole));
   auto y = hn::MulAdd(f, hn::Set(d, 0x1.41d3336e31c5bp-13f), hn::Set(d, 0x1.5f456a8ac2c04p-10f));

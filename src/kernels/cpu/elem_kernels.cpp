@@ -171,8 +171,8 @@ void RotateAny(void* x, DType type, int64_t heads, int64_t head_stride, int64_t 
 
 // ---- SwiGLU
 
-// 1 / (1 + e^-x), from e^-|x| so that nothing overflows. NaN stays NaN. Where e^-|x| leaves Exp2's range it is
-// taken 2^64 too large and scaled back, so that gate * sigmoid(gate) fades out through the subnormals.
+// 1 / (1 + e^-x), from e^-|x| so that nothing overflows. NaN stays NaN. Where e^-|x| leaves Exp2's range it
+// is taken 2^64 too large and scaled back, so that gate * sigmoid(gate) fades out through the subnormals.
 HWY_INLINE V Sigmoid(V x) {
   const D d;
   const V one = hn::Set(d, 1.0f);

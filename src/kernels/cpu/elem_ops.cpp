@@ -13,12 +13,7 @@ namespace {
 
 using elem::for_pieces;
 using elem::for_rows;
-
-DType simd_type(const char* op, DType t) {
-  HYSPARSE_CHECK(t == DType::f32 || t == DType::bf16, "{}: this backend computes in f32 or bf16, not {}", op,
-                 name_of(t));
-  return t;
-}
+using elem::simd_type;
 
 char* row(const TensorView& v, int64_t i) {
   return static_cast<char*>(v.data) + i * v.stride[0] * static_cast<int64_t>(size_of(v.dtype));

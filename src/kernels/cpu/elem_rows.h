@@ -7,6 +7,13 @@
 
 namespace hysparse::elem {
 
+// The compute dtypes of this backend; others are refused.
+inline DType simd_type(const char* op, DType t) {
+  HYSPARSE_CHECK(t == DType::f32 || t == DType::bf16, "{}: this backend computes in f32 or bf16, not {}", op,
+                 name_of(t));
+  return t;
+}
+
 // Elements of a task: enough that handing it out is not felt, few enough to share work out evenly.
 inline constexpr int64_t kTaskElements = 32 << 10;
 

@@ -30,7 +30,7 @@ namespace {
 
 constexpr int kRows = 12;  // register tile: 12 x 2 vectors
 constexpr int kCols = 32;
-constexpr int kDotRows = 6;
+constexpr int kDotRows = 3;
 static_assert(kBlockRows % kRows == 0 && kBlockCols % kCols == 0);
 
 HYSPARSE_BF16_INLINE __m512bh as_pairs(__m512i v) {
@@ -80,33 +80,48 @@ HYSPARSE_BF16_TARGET void pack_transposed(const uint16_t* src, int64_t stride, i
   }
 }
 
-// Row index is contiguous: neighbouring k are interleaved.
+// Pair of neighbouring k for `have` rows into one panel row.
+HYSPARSE_BF16_INLINE void interleave(const uint16_t* even, const uint16_t* odd, int64_t have, int64_t width,
+                                     uint32_t* out) {
+  int64_t r = 0;
+  for (; r + 16 <= have; r += 16) {
+    const __m256i e = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + r));
+    const __m256i o = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd + r));
+    _mm512_storeu_si512(
+        out + r, _mm512_or_si512(_mm512_cvtepu16_epi32(e), _mm512_slli_epi32(_mm512_cvtepu16_epi32(o), 16)));
+  }
+  for (; r + 4 <= have; r += 4) {
+    const __m128i e = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(even + r));
+    const __m128i o = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(odd + r));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + r), _mm_unpacklo_epi16(e, o));
+  }
+  for (; r < have; ++r) out[r] = uint32_t(odd[r]) << 16 | even[r];
+  for (; r < width; ++r) out[r] = 0;
+}
+
+// Row index is contiguous: neighbouring k are interleaved. A few k at a time, so that both sides stay local:
+// the panels lie a multiple of 4 KiB apart, and touching all of them at every k would fall on the same cache
+// sets.
 HYSPARSE_BF16_TARGET void pack_interleaved(const uint16_t* src, int64_t stride, int64_t rows, int64_t k,
                                            int64_t width, uint32_t* dst) {
-  const int64_t pairs = (k + 1) / 2;
-  for (int64_t i = 0; i < pairs; ++i) {
-    const uint16_t* even = src + 2 * i * stride;
-    const bool whole = 2 * i + 1 < k;
-    const uint16_t* odd = whole ? even + stride : even;
-    uint32_t* panel = dst + i * width;
-    for (int64_t r0 = 0; r0 < rows; r0 += width, panel += width * pairs) {
+  constexpr int64_t kRun = 16;
+  const int64_t pairs = (k + 1) / 2, whole = k / 2;
+  for (int64_t i0 = 0; i0 < pairs; i0 += kRun) {
+    const int64_t i1 = std::min(pairs, i0 + kRun);
+    for (int64_t r0 = 0; r0 < rows; r0 += width) {
       const int64_t have = std::min(width, rows - r0);
-      int64_t r = 0;
-      if (whole) {
-        for (; r + 16 <= have; r += 16) {
-          const __m256i e = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + r0 + r));
-          const __m256i o = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd + r0 + r));
-          _mm512_storeu_si512(panel + r, _mm512_or_si512(_mm512_cvtepu16_epi32(e),
-                                                         _mm512_slli_epi32(_mm512_cvtepu16_epi32(o), 16)));
+      uint32_t* panel = dst + r0 * pairs;
+      for (int64_t i = i0; i < std::min(i1, whole); ++i) {
+        const uint16_t *even = src + 2 * i * stride + r0, *odd = even + stride;
+        if (i + kRun < whole) {
+          _mm_prefetch(even + 2 * kRun * stride, _MM_HINT_T0);
+          _mm_prefetch(odd + 2 * kRun * stride, _MM_HINT_T0);
         }
-        for (; r + 4 <= have; r += 4) {
-          const __m128i e = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(even + r0 + r));
-          const __m128i o = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(odd + r0 + r));
-          _mm_storeu_si128(reinterpret_cast<__m128i*>(panel + r), _mm_unpacklo_epi16(e, o));
-        }
+        interleave(even, odd, have, width, panel + i * width);
       }
-      for (; r < have; ++r) panel[r] = (whole ? uint32_t(odd[r0 + r]) << 16 : 0u) | even[r0 + r];
-      for (; r < width; ++r) panel[r] = 0;
+      for (int64_t i = std::max(i0, whole); i < i1; ++i)  // an odd k ends on half a pair
+        for (int64_t r = 0; r < width; ++r)
+          panel[i * width + r] = r < have ? src[2 * i * stride + r0 + r] : 0;
     }
   }
 }
@@ -186,7 +201,29 @@ void store_one(float v, const Output& y, int64_t r, int64_t c) {
   }
 }
 
-// kN (a multiple of 4, or 1) rows of w against kM rows of x.
+HYSPARSE_BF16_INLINE __m512i load32(const uint16_t* p) {
+  return _mm512_loadu_si512(p);
+}
+HYSPARSE_BF16_INLINE __m512i load32(const uint16_t* p, __mmask32 mask) {
+  return _mm512_maskz_loadu_epi16(mask, p);
+}
+
+// One step along k of kN (a multiple of 4, or 1) rows of w, each a stream from memory, against kM rows of x.
+// `mask` (none: all) are the lanes that exist.
+template <int kN, int kM, class... Mask>
+HYSPARSE_BF16_INLINE void dot_step(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride,
+                                   __m512 (&acc)[kM][kN], Mask... mask) {
+  const __m512i x0 = load32(x, mask...);
+  const __m512i x1 = load32(x + (kM > 1 ? x_stride : 0), mask...);
+  const __m512i x2 = load32(x + (kM > 2 ? 2 * x_stride : 0), mask...);
+  HYSPARSE_UNROLL
+  for (int i = 0; i < kN; ++i) {
+    const __m512i wv = load32(w + i * w_stride, mask...);
+    acc[0][i] = multiply_add(acc[0][i], wv, x0);
+    if constexpr (kM > 1) acc[1][i] = multiply_add(acc[1][i], wv, x1);
+    if constexpr (kM > 2) acc[2][i] = multiply_add(acc[2][i], wv, x2);
+  }
+}
 template <int kN, int kM>
 HYSPARSE_BF16_TARGET void dot_store(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride,
                                     int64_t k, const Output& y, int64_t r, int64_t c) {
@@ -196,25 +233,9 @@ HYSPARSE_BF16_TARGET void dot_store(const uint16_t* w, int64_t w_stride, const u
     HYSPARSE_UNROLL
     for (int i = 0; i < kN; ++i) acc[j][i] = _mm512_setzero_ps();
   }
-  for (int64_t p = 0; p < k; p += 32) {
-    const __mmask32 mask = k - p >= 32 ? ~__mmask32(0) : (__mmask32(1) << (k - p)) - 1;
-    if constexpr (kM == 1) {
-      const __m512i xv = _mm512_maskz_loadu_epi16(mask, x + p);
-      HYSPARSE_UNROLL
-      for (int i = 0; i < kN; ++i)
-        acc[0][i] = multiply_add(acc[0][i], _mm512_maskz_loadu_epi16(mask, w + i * w_stride + p), xv);
-    } else {
-      __m512i wv[kN];
-      HYSPARSE_UNROLL
-      for (int i = 0; i < kN; ++i) wv[i] = _mm512_maskz_loadu_epi16(mask, w + i * w_stride + p);
-      HYSPARSE_UNROLL
-      for (int j = 0; j < kM; ++j) {
-        const __m512i xv = _mm512_maskz_loadu_epi16(mask, x + j * x_stride + p);
-        HYSPARSE_UNROLL
-        for (int i = 0; i < kN; ++i) acc[j][i] = multiply_add(acc[j][i], wv[i], xv);
-      }
-    }
-  }
+  int64_t p = 0;
+  for (; p + 32 <= k; p += 32) dot_step<kN, kM>(w + p, w_stride, x + p, x_stride, acc);
+  if (p < k) dot_step<kN, kM>(w + p, w_stride, x + p, x_stride, acc, (__mmask32(1) << (k - p)) - 1);
   HYSPARSE_UNROLL
   for (int j = 0; j < kM; ++j) {
     alignas(16) float sums[8];
@@ -236,25 +257,9 @@ void dot_columns(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t
     const int64_t groups = (m - r + kDotRows - 1) / kDotRows;
     const int64_t rows = (m - r + groups - 1) / groups;
     const uint16_t* xr = x + r * x_stride;
-    switch (rows) {
-      case 1:
-        dot_store<kN, 1>(w, w_stride, xr, x_stride, k, y, r, c);
-        break;
-      case 2:
-        dot_store<kN, 2>(w, w_stride, xr, x_stride, k, y, r, c);
-        break;
-      case 3:
-        dot_store<kN, 3>(w, w_stride, xr, x_stride, k, y, r, c);
-        break;
-      case 4:
-        dot_store<kN, 4>(w, w_stride, xr, x_stride, k, y, r, c);
-        break;
-      case 5:
-        dot_store<kN, 5>(w, w_stride, xr, x_stride, k, y, r, c);
-        break;
-      default:
-        dot_store<kN, 6>(w, w_stride, xr, x_stride, k, y, r, c);
-    }
+    if (rows == 1) dot_store<kN, 1>(w, w_stride, xr, x_stride, k, y, r, c);
+    if (rows == 2) dot_store<kN, 2>(w, w_stride, xr, x_stride, k, y, r, c);
+    if (rows == 3) dot_store<kN, 3>(w, w_stride, xr, x_stride, k, y, r, c);
     r += rows;
   }
 }
@@ -296,9 +301,7 @@ void multiply_dot_bf16(const Matrix& x, const Matrix& w, int64_t m, int64_t n, i
   const uint16_t* xs = static_cast<const uint16_t*>(x.data);
   const uint16_t* ws = static_cast<const uint16_t*>(w.data);
   int64_t c = 0;
-  if (m == 1)
-    for (; c + 8 <= n; c += 8) dot_store<8, 1>(ws + c * w.row, w.row, xs, x.row, k, y, 0, c);
-  for (; c + 4 <= n; c += 4) dot_columns<4>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
+  for (; c + 8 <= n; c += 8) dot_columns<8>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
   for (; c < n; ++c) dot_columns<1>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
 }
 

@@ -33,11 +33,13 @@ constexpr size_t kLanes = hn::MaxLanes(D());
 // 16 hold 6 x 2.
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 constexpr int kRows = 12;
-constexpr int kDotRows = 6;
+constexpr int kDotColumns = 8;
 #else
 constexpr int kRows = 6;
-constexpr int kDotRows = 3;
+constexpr int kDotColumns = 4;
 #endif
+// Dot products: kDotColumns rows of w, each a stream from memory, against up to kDotRows rows of x.
+constexpr int kDotRows = 3;
 constexpr int kVectors = 2;
 constexpr int64_t kCols = kVectors * int64_t(kLanes);
 static_assert(kBlockRows % kRows == 0 && kBlockCols % kCols == 0);
@@ -112,18 +114,24 @@ void PackTransposed(const T* src, int64_t stride, int64_t rows, int64_t k, int64
   }
 }
 
-// Row index is contiguous: each k is copied through all panels.
+// Row index is contiguous: copies. A few k at a time, so that both sides stay local: the panels lie a
+// multiple of 4 KiB apart, and touching all of them at every k would fall on the same cache sets.
 template <class T>
 void PackCopied(const T* src, int64_t stride, int64_t rows, int64_t k, int64_t width,
                 float* HWY_RESTRICT dst) {
-  for (int64_t i = 0; i < k; ++i) {
-    const T* s = src + i * stride;
-    float* out = dst + i * width;
-    int64_t r = 0;
-    for (; r + width <= rows; r += width, out += width * k) CopyWide(s + r, width, out);
-    if (r < rows) {
-      CopyWide(s + r, rows - r, out);
-      std::fill(out + (rows - r), out + width, 0.0f);
+  constexpr int64_t kRun = 16;
+  for (int64_t i0 = 0; i0 < k; i0 += kRun) {
+    const int64_t i1 = std::min(k, i0 + kRun);
+    for (int64_t r = 0; r < rows; r += width) {
+      const int64_t have = std::min(width, rows - r);
+      float* panel = dst + r * k;
+      for (int64_t i = i0; i < i1; ++i) {
+        const T* row = src + i * stride + r;
+        if (i + kRun < k)
+          for (int64_t j = 0; j < have; j += 64 / int64_t(sizeof(T))) hwy::Prefetch(row + kRun * stride + j);
+        CopyWide(row, have, panel + i * width);
+        if (have < width) std::fill(panel + i * width + have, panel + (i + 1) * width, 0.0f);
+      }
     }
   }
 }
@@ -299,17 +307,13 @@ HWY_INLINE void DotBlock(const T* HWY_RESTRICT w, int64_t w_stride, const T* HWY
   }
   int64_t p = 0;
   for (; p + kStep<T> <= k; p += kStep<T>) {
-    if constexpr (kM == 1) {
-      const Wide<T> xv(x + p);
-      HYSPARSE_UNROLL
-      for (int i = 0; i < kN; ++i) acc[0][i] = Accumulate(Wide<T>(w + i * w_stride + p), xv, acc[0][i]);
-    } else {
-      HYSPARSE_UNROLL
-      for (int i = 0; i < kN; ++i) {
-        const Wide<T> wv(w + i * w_stride + p);
-        HYSPARSE_UNROLL
-        for (int j = 0; j < kM; ++j) acc[j][i] = Accumulate(wv, Wide<T>(x + j * x_stride + p), acc[j][i]);
-      }
+    const Wide<T> x0(x + p), x1(x + (kM > 1 ? x_stride : 0) + p), x2(x + (kM > 2 ? 2 * x_stride : 0) + p);
+    HYSPARSE_UNROLL
+    for (int i = 0; i < kN; ++i) {
+      const Wide<T> wv(w + i * w_stride + p);
+      acc[0][i] = Accumulate(wv, x0, acc[0][i]);
+      if constexpr (kM > 1) acc[1][i] = Accumulate(wv, x1, acc[1][i]);
+      if constexpr (kM > 2) acc[2][i] = Accumulate(wv, x2, acc[2][i]);
     }
   }
   HYSPARSE_UNROLL
@@ -359,23 +363,9 @@ void DotColumns(const T* w, int64_t w_stride, const T* x, int64_t x_stride, int6
     const int64_t groups = (m - r + kDotRows - 1) / kDotRows;
     const int64_t rows = (m - r + groups - 1) / groups;
     const T* xr = x + r * x_stride;
-    switch (rows) {
-      case 1:
-        DotStore<kN, 1>(w, w_stride, xr, x_stride, k, y, r, c);
-        break;
-      case 2:
-        DotStore<kN, 2>(w, w_stride, xr, x_stride, k, y, r, c);
-        break;
-      case 3:
-        DotStore<kN, 3>(w, w_stride, xr, x_stride, k, y, r, c);
-        break;
-      default:
-        if constexpr (kDotRows > 3) {
-          if (rows == 4) DotStore<kN, 4>(w, w_stride, xr, x_stride, k, y, r, c);
-          if (rows == 5) DotStore<kN, 5>(w, w_stride, xr, x_stride, k, y, r, c);
-          if (rows == 6) DotStore<kN, 6>(w, w_stride, xr, x_stride, k, y, r, c);
-        }
-    }
+    if (rows == 1) DotStore<kN, 1>(w, w_stride, xr, x_stride, k, y, r, c);
+    if (rows == 2) DotStore<kN, 2>(w, w_stride, xr, x_stride, k, y, r, c);
+    if (rows == 3) DotStore<kN, 3>(w, w_stride, xr, x_stride, k, y, r, c);
     r += rows;
   }
 }
@@ -384,9 +374,10 @@ template <class T>
 void MultiplyDot(const T* x, int64_t x_stride, const T* w, int64_t w_stride, int64_t m, int64_t n, int64_t k,
                  const Output& y) {
   int64_t c = 0;
-  if (m == 1)  // more independent sums hide the latency of one
+  if (m == 1)  // one row of x leaves registers for more
     for (; c + 8 <= n; c += 8) DotStore<8, 1>(w + c * w_stride, w_stride, x, x_stride, k, y, 0, c);
-  for (; c + 4 <= n; c += 4) DotColumns<4>(w + c * w_stride, w_stride, x, x_stride, m, k, y, c);
+  for (; c + kDotColumns <= n; c += kDotColumns)
+    DotColumns<kDotColumns>(w + c * w_stride, w_stride, x, x_stride, m, k, y, c);
   for (; c < n; ++c) DotColumns<1>(w + c * w_stride, w_stride, x, x_stride, m, k, y, c);
 }
 void MultiplyDotAny(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y) {

@@ -3,12 +3,14 @@
 
 #include "kernels/checks.h"
 #include "kernels/cpu/elem_kernels.h"
+#include "kernels/cpu/elem_rows.h"
 #include "kernels/cpu/gemm_multiply.h"
 #include "kernels/cpu/impl.h"
 
 namespace hysparse {
 namespace {
 
+using elem::simd_type;
 using gemm::Matrix;
 using gemm::Output;
 
@@ -38,7 +40,7 @@ void bias_backward(Runtime& rt, const TensorView& dy, const TensorView& grad) {
 }  // namespace
 
 void cpu_linear(Runtime& rt, const LinearForward& p) {
-  check_args(p);
+  simd_type("linear", check_args(p));
   const int64_t n = p.x.dim(0), in = p.x.dim(1), out = p.weight.value.dim(0);
   Output y{.data = p.y.data, .dtype = p.y.dtype, .row = p.y.stride[0], .accumulate = p.accumulate};
   if (p.bias) {
@@ -49,7 +51,7 @@ void cpu_linear(Runtime& rt, const LinearForward& p) {
 }
 
 void cpu_linear_backward(Runtime& rt, const LinearBackward& p) {
-  const DType t = check_args(p);
+  const DType t = simd_type("linear_backward", check_args(p));
   const int64_t n = p.x.dim(0), in = p.x.dim(1), out = p.weight.value.dim(0);
   if (n == 0) return;
   ArenaScope scope(rt.scratch);

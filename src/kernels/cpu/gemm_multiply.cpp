@@ -40,16 +40,16 @@ constexpr int64_t kTasks = 16, kTaskWork = int64_t(4) << 20;
 constexpr int64_t kRowMultiple = 12, kColMultiple = 32;  // register tiles of every level divide these
 constexpr int64_t kOnednnRows = 128;                     // few primitive shapes
 
-Cut cut_of(int64_t m, int64_t n, int64_t k, int64_t depth, bool onednn) {
+Cut cut_of(int64_t m, int64_t n, int64_t k, int64_t depth, bool may_split, bool onednn) {
   Cut cut;
   cut.rows = onednn ? kOnednnRows : balanced(m, kBlockRows, kRowMultiple);
   cut.cols = balanced(n, kBlockCols, kColMultiple);
   const auto tasks = [&] { return ceil_div(m, cut.rows) * ceil_div(n, cut.cols); };
-  // Deep and small (weight gradients): split k, in whole blocks.
+  // Deep and small: split k, in whole blocks.
   const int64_t blocks = ceil_div(k, depth);
-  if (blocks >= 4 && tasks() * 2 <= kTasks && m * n <= kBlockRows * kBlockCols * 4) {
+  if (may_split && blocks >= 4 && tasks() * 2 <= kTasks && m * n <= kBlockRows * kBlockCols * 4) {
     const int64_t work = cut.rows * cut.cols * depth;
-    const int64_t step = std::max<int64_t>(ceil_div(blocks, kTasks / tasks()), ceil_div(kTaskWork, work));
+    const int64_t step = std::max<int64_t>(blocks / ceil_div(kTasks, tasks()), ceil_div(kTaskWork, work));
     cut.splits = ceil_div(blocks, step);
     cut.split_depth = step * depth;
   }
@@ -60,7 +60,8 @@ Cut cut_of(int64_t m, int64_t n, int64_t k, int64_t depth, bool onednn) {
   const auto divisible = [&] {
     return cut.splits * tasks() < kTasks && cut.rows * cut.cols * k >= 2 * kTaskWork;
   };
-  while (!onednn && divisible() && cut.rows > 96) cut.rows = balanced(m, ceil_div(cut.rows, 2), kRowMultiple);
+  while (!onednn && cut.splits == 1 && divisible() && cut.rows > 96)
+    cut.rows = balanced(m, ceil_div(cut.rows, 2), kRowMultiple);
   while (divisible() && cut.cols > 64) cut.cols = balanced(n, ceil_div(cut.cols, 2), kColMultiple);
   return cut;
 }
@@ -102,21 +103,23 @@ void set_engine(Engine engine) {
   chosen_engine = engine;
 }
 
-bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k) {
+bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n) {
   if (a.col != 1 || b.row != 1 || a.dtype != b.dtype) return false;
-  return m <= 16 || n <= 24 || (m <= 64 && k >= 1024);
+  return m <= 64 || n <= 64;
 }
 
 void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k,
               const Output& y) {
   if (m == 0 || n == 0) return;
-  if (uses_dot(a, b, m, n, k)) {
+  if (uses_dot(a, b, m, n)) {
     const Matrix w{b.data, b.dtype, b.col, b.row};  // [n, k]
     return multiply_with_dot(rt, a, w, m, n, k, y);
   }
   const Kernels kernels = kernels_for(a, b);
   const bool onednn = use_onednn(a, b);
-  const Cut cut = cut_of(m, n, k, kernels.depth, onednn);
+  // Only where a row of y is no token's (weight gradients): how k is split depends on m.
+  const bool may_split = a.col != 1;
+  const Cut cut = cut_of(m, n, k, kernels.depth, may_split, onednn);
   const int64_t row_tasks = ceil_div(m, cut.rows), col_tasks = ceil_div(n, cut.cols);
   const int64_t blocks = std::max<int64_t>(1, ceil_div(k, kernels.depth));
 
@@ -124,10 +127,11 @@ void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t 
   const auto allocate = [&](int64_t bytes) {
     return static_cast<char*>(rt.scratch.alloc_bytes(static_cast<size_t>(bytes)));
   };
-  // b is packed once where several tasks read it, unless that would be a large copy (then there are many
-  // tasks).
-  constexpr int64_t kSharedLimit = int64_t(64) << 20;
-  const bool shared = !onednn && row_tasks > 1 && blocks * col_tasks * kPanelsB <= kSharedLimit;
+  // b is packed once for all where tiles are low and it fits the caches; a high tile does better to pack the
+  // part that it needs right before use.
+  constexpr int64_t kSharedRows = 192, kSharedBytes = int64_t(8) << 20;
+  const bool shared =
+      !onednn && row_tasks > 1 && cut.rows <= kSharedRows && blocks * col_tasks * kPanelsB <= kSharedBytes;
   char* shared_b = nullptr;
   if (shared) {
     shared_b = allocate(blocks * col_tasks * kPanelsB);

@@ -9,14 +9,14 @@
 namespace hysparse::gemm {
 
 // y [m, n] (+)= a [m, k] b [k, n] (+ bias), accumulated in f32, bit-equal on any number of threads: the cut
-// into tasks, and with it the order of every sum, depends on the shape alone. With one engine, a row of y
-// depends on its row of a, on b and on which of two kernels the shape picks (see uses_dot), not on the other
-// rows.
+// into tasks, and with it the order of every sum, depends on the shape alone. Where the rows of a are
+// k-contiguous (tokens), a row of y depends on its row of a, on b and on which of two kernels the shape picks
+// (uses_dot), not on the other rows.
 void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k,
               const Output& y);
 
 // True where multiply() takes the dot kernel (operands k-contiguous, few rows or few columns).
-bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k);
+bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n);
 
 // Who multiplies large blocks. `automatic`: oneDNN for bf16 on CPUs with AMX, else our own. While a dispatch
 // level is forced it is always our own. Choosing oneDNN in a build without it has no effect. For tests and
