@@ -1,13 +1,20 @@
 // hysparse: trains, runs and inspects HySparse language models. Exit codes: 0 done, 1 failure, 2 bad input,
 // 130 interrupted after saving.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <iostream>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "commands.h"
+#include "io/json.h"
 
 namespace {
 
@@ -25,11 +32,26 @@ int run(int argc, char** argv) {
 #define HYSPARSE_ADD(name) hysparse::add_##name(app);
   HYSPARSE_COMMANDS(HYSPARSE_ADD)
 #undef HYSPARSE_ADD
+  if (argc > 1 && argv[1][0] != '-' && argv[1][0] != '\0') {
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))
+      names.push_back(command->get_name());
+    if (std::find(names.begin(), names.end(), argv[1]) == names.end()) {
+      const std::string near = hysparse::nearest_name(argv[1], names);
+      throw hysparse::input_error(argv[1], "no such command",
+                                  near.empty() ? "see hysparse --help" : "did you mean " + near + "?");
+    }
+  }
   try {
     app.parse(argc, argv);
+  } catch (const CLI::Success& e) {  // --help, --version
+    app.exit(e);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
+    throw hysparse::Error(hysparse::ErrorKind::input, e.what(), "see --help");
   }
+  // A result that did not reach its file is no success.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) || !std::cout.flush())
+    throw hysparse::failure("standard output", std::strerror(errno));
   return 0;
 }
 
@@ -37,10 +59,12 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file over the size limit is an error of the write that meets it
   try {
     return run(argc, argv);
   } catch (const hysparse::Error& e) {
-    std::fprintf(stderr, "error: %s\n", e.what());
+    const bool interrupted = e.kind() == hysparse::ErrorKind::interrupted;
+    std::fprintf(stderr, "%s%s\n", interrupted ? "" : "error: ", e.what());
     return e.exit_code();
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "error: out of memory\n");

@@ -38,7 +38,8 @@ void lift(Json& object, const Json& nested, const char* key, const std::string& 
   object[key] = value;
 }
 
-void resolve_rope(Json& object, const std::string& where, const Log& sink) {
+// Lifts a nested rope base to the top level; false where the file states none.
+bool resolve_rope(Json& object, const std::string& where) {
   if (has_value(object, "rope_scaling"))
     throw expected_error(where + ": rope_scaling",
                          "null: scaled rotary embeddings are not known to this program",
@@ -61,12 +62,9 @@ void resolve_rope(Json& object, const std::string& where, const Log& sink) {
     lift(object, nested, "partial_rotary_factor", where);
   }
   object.erase("rope_parameters");
-  if (!has_value(object, "rope_theta")) {
-    object.erase("rope_theta");
-    log(sink, LogLevel::info,
-        fmt::format("{}: rope_theta is stated nowhere, using the default {}", where,
-                    ModelConfig{}.rope_theta));
-  }
+  if (has_value(object, "rope_theta")) return true;
+  object.erase("rope_theta");
+  return false;
 }
 
 // ---- Hugging Face configs of known families: every key is kept, demanded to have its plain value, or known
@@ -199,11 +197,15 @@ ModelConfig parse_model_config(const std::string& json_text, const std::string& 
       if (object.contains(key)) ours[key] = object[key];
     object = std::move(ours);
   }
-  resolve_rope(object, where, sink);
+  bool states_theta = resolve_rope(object, where);
+  for (const std::string& o : overrides) states_theta |= o.rfind("rope_theta=", 0) == 0;
   ModelConfig config;
   read_fields(object, config, where);
   apply_overrides(config, overrides);
   config.finalize(where);
+  if (!states_theta)
+    log(sink, LogLevel::info,
+        fmt::format("{}: rope_theta is stated nowhere, using the default {}", where, config.rope_theta));
   return config;
 }
 
