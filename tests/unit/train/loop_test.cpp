@@ -237,7 +237,9 @@ TEST_F(TrainLoop, EveryNormMovesInBf16AtASmallRate) {
     if (name.find("norm") == std::string::npos) continue;
     ++norms;
     const std::vector<float> values = weight("run", 100, name);
-    for (size_t i = 0; i < values.size(); ++i) EXPECT_NE(values[i], 1.0f) << name << "[" << i << "]";
+    // A hundred steps up and down may bring an element back to 1 to the last bit; without f32 masters all
+    // stay there.
+    EXPECT_LE(std::count(values.begin(), values.end(), 1.0f), 2) << name << " of " << values.size();
   }
   EXPECT_EQ(norms, 2 * 9 + 1);
 }
