@@ -1,15 +1,18 @@
 #include "io/files.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <system_error>
+#include <vector>
 
 #include "io/files_detail.h"
 
@@ -63,9 +66,41 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
+namespace {
+
+// What the names of all temporaries of `path` begin with.
+std::string temp_prefix(const std::filesystem::path& path) {
+  return fmt::format(".{}.tmp-", path.filename().string().substr(0, 180));  // file names end at 255 bytes
+}
+
+}  // namespace
+
 std::filesystem::path temp_name(const std::filesystem::path& path, unsigned attempt) {
-  const std::string name = path.filename().string().substr(0, 180);  // file names end at 255 bytes
-  return folder_of(path) / fmt::format(".{}.tmp-{}-{}", name, ::getpid(), attempt);
+  return folder_of(path) / fmt::format("{}{}-{}", temp_prefix(path), ::getpid(), attempt);
+}
+
+void remove_stale_temps(const std::filesystem::path& path) noexcept {
+  try {
+    const std::string prefix = temp_prefix(path);
+    std::vector<std::filesystem::path> stale;
+    std::error_code error;
+    bool only_copy = false;
+    for (std::filesystem::directory_iterator it(folder_of(path), error), end; !error && it != end;
+         it.increment(error)) {
+      const std::string name = it->path().filename().string();
+      if (name.rfind(prefix, 0) != 0) continue;
+      char* rest = nullptr;
+      const long pid = std::strtol(name.c_str() + prefix.size(), &rest, 10);
+      if (pid <= 0 || pid > INT32_MAX || *rest != '-') continue;
+      if (::kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH) continue;
+      only_copy |= name.size() > 4 && name.compare(name.size() - 4, 4, ".old") == 0;
+      stale.push_back(it->path());
+    }
+    // Died between the two renames that stand for an exchange: these are the old set and the new one.
+    if (only_copy && !std::filesystem::exists(path, error)) return;
+    for (const std::filesystem::path& p : stale) std::filesystem::remove_all(p, error);
+  } catch (...) {  // out of memory: they stay for the next time
+  }
 }
 
 void sync_path(const std::filesystem::path& path, bool folder) {
@@ -135,6 +170,7 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   if (!path_.has_filename() || std::filesystem::is_directory(path_, ignored))
     throw input_error(path_.empty() ? "(empty path)" : path_.string(),
                       "is a folder, expected the name of a file to write");
+  files_detail::remove_stale_temps(path_);
   for (unsigned attempt = 0; fd_ < 0; ++attempt) {
     temp_ = files_detail::temp_name(path_, attempt);
     fd_ = ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

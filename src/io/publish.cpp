@@ -76,6 +76,7 @@ fs::path swap_in(const fs::path& temp, const fs::path& target) {
 
 void publish_directory(const fs::path& path, const std::function<void(const fs::path&)>& fill) {
   const fs::path target = resolve_target(path);
+  files_detail::remove_stale_temps(target);
   fs::path temp;
   for (unsigned attempt = 0;; ++attempt) {
     temp = files_detail::temp_name(target, attempt);
