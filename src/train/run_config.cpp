@@ -93,7 +93,12 @@ void validate_run_config(const RunConfig& config, const std::string& where) {
   check.whole("global_batch_size", t.global_batch_size, 1, int64_t(1) << 24);
   check.whole("micro_batch_size", t.micro_batch_size, 0, t.global_batch_size);
   check.whole("warmup_steps", t.warmup_steps, 0);
-  check.whole("decay_steps", t.decay_steps, 0, t.steps);
+  check.whole("decay_steps", t.decay_steps, 0);
+  if (t.decay_steps > t.steps)
+    throw input_error(
+        where, fmt::format("train.decay_steps {} is more than train.steps {}", t.decay_steps, t.steps),
+        fmt::format("set train.decay_steps too, to at most {}; the decay is the last part of the run",
+                    t.steps));
   check.whole("max_nonfinite_steps", t.max_nonfinite_steps, 1);
   check.whole("log_interval", t.log_interval, 1);
   check.whole("eval_interval", t.eval_interval, 0);
