@@ -139,21 +139,31 @@ int64_t SampleOrder::sample(int64_t global_index) const {
 TrainBatch make_train_batch(const TokenData& data, const SampleOrder& order, int64_t first, int64_t rows,
                             int64_t seq_len, bool document_mask, int64_t first_row_index) {
   HYSPARSE_CHECK(seq_len > 0 && rows >= 0, "{} rows of {} tokens", rows, seq_len);
+  const int64_t available = (data.tokens() - 1) / seq_len;
+  if (data.tokens() > seq_len && order.samples() > available)
+    throw expected_error(data.path().string(),
+                         fmt::format("{} samples of {} tokens", order.samples(), seq_len),
+                         std::to_string(available));
+  std::vector<int64_t> samples(static_cast<size_t>(rows));
+  for (int64_t r = 0; r < rows; ++r) samples[static_cast<size_t>(r)] = order.sample(first + r);
+  return make_train_batch(data, samples, seq_len, document_mask, first_row_index);
+}
+
+TrainBatch make_train_batch(const TokenData& data, const std::vector<int64_t>& samples, int64_t seq_len,
+                            bool document_mask, int64_t first_row_index) {
+  HYSPARSE_CHECK(seq_len > 0, "rows of {} tokens", seq_len);
   const std::string where = data.path().string();
+  const int64_t rows = std::ssize(samples);
   if (data.tokens() <= seq_len)
     throw expected_error(where, fmt::format("more than {} tokens for one sample of that length", seq_len),
                          std::to_string(data.tokens()), "prepare more text or lower train.seq_len");
-  const int64_t available = (data.tokens() - 1) / seq_len;
-  if (order.samples() > available)
-    throw expected_error(where, fmt::format("{} samples of {} tokens", order.samples(), seq_len),
-                         std::to_string(available));
   TrainBatch out;
   const auto total = static_cast<size_t>(rows * seq_len);
   out.tokens.resize(total);
   out.labels.resize(total);
   std::vector<int32_t> row(static_cast<size_t>(seq_len) + 1);
   for (int64_t r = 0; r < rows; ++r) {
-    data.read(order.sample(first + r) * seq_len, seq_len + 1, row.data());
+    data.read(samples[static_cast<size_t>(r)] * seq_len, seq_len + 1, row.data());
     for (const int32_t t : row)
       if (t < 0 || t >= data.vocab_size())
         throw input_error(where,

@@ -68,5 +68,8 @@ struct TrainBatch {
 // is first_row_index, first_row_index + 1, ...
 TrainBatch make_train_batch(const TokenData& data, const SampleOrder& order, int64_t first, int64_t rows,
                             int64_t seq_len, bool document_mask, int64_t first_row_index = 0);
+// The same of the samples with these numbers.
+TrainBatch make_train_batch(const TokenData& data, const std::vector<int64_t>& samples, int64_t seq_len,
+                            bool document_mask, int64_t first_row_index = 0);
 
 }  // namespace hysparse

@@ -27,8 +27,12 @@ struct HeldOut {
   int64_t targets = 0;  // tokens scored
 };
 
-// The first windows of the split, in file order, so that every evaluation of a run reads the same. A split
-// shorter than one window is read as one shorter window; one without two tokens throws Error(input).
+// Number i of `count` windows spread evenly over the `total` ones of a split: the middle of its share.
+int64_t spread_window(int64_t i, int64_t count, int64_t total);
+
+// Windows spread evenly over the split, so that few of them still see all its documents' kinds; every
+// evaluation of a run reads the same. A split shorter than one window is read as one shorter window; one
+// without two tokens throws Error(input).
 HeldOut evaluate_held_out(Runtime& rt, Model& model, const TokenData& data, const HeldOutOptions& options);
 
 }  // namespace hysparse
