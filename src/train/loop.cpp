@@ -17,6 +17,7 @@
 #include "train/data.h"
 #include "train/evaluate.h"
 #include "train/optimizer.h"
+#include "train/run_folder.h"
 #include "train/schedule.h"
 #include "train/step.h"
 
@@ -143,6 +144,7 @@ class Run {
 
   Runtime& rt_;
   const TrainRequest& request_;
+  const bool has_held_out_;
   RunLock lock_;
   TokenData data_;
   std::optional<TokenData> held_out_;
@@ -170,6 +172,7 @@ class Run {
 Run::Run(Runtime& rt, const TrainRequest& request)
     : rt_(rt),
       request_(request),
+      has_held_out_(check_data_folder(request.data)),
       lock_(request.out),
       data_(request.data, "train"),
       config_(fit_config(request, data_)),
@@ -179,14 +182,14 @@ Run::Run(Runtime& rt, const TrainRequest& request)
       weights_(config_.model, plan_, {compute_dtype(train_.dtype), true}, rt.memory),
       model_(config_.model, weights_),
       optimizer_(weights_) {
-  if (TokenData::has(request.data, "holdout")) held_out_.emplace(request.data, "holdout");
-  if (fs::exists(request.data / "tokenizer.json")) tokenizer_.emplace(Tokenizer::load(request.data));
+  if (has_held_out_) held_out_.emplace(request.data, "holdout");
+  tokenizer_.emplace(Tokenizer::load(request.data));
   check_tokenizer(request.data, tokenizer_, data_.tokenizer_fingerprint());
 }
 
 void Run::begin() {
   const std::vector<CheckpointInfo> checkpoints = list_checkpoints(request_.out);
-  const bool has_run = !checkpoints.empty() || fs::exists(request_.out / "log.jsonl");
+  const bool has_run = holds_run(request_.out);
   if (has_run && !request_.resume)
     throw input_error(request_.out.string(), "already holds a training run",
                       "--resume continues it; another --out starts anew");
@@ -207,6 +210,10 @@ void Run::begin() {
   } else {
     weights_.init_random(config_.model, plan_, static_cast<uint64_t>(train_.seed), &rt_.pool);
   }
+  if (!has_held_out_)
+    log(rt_.log, LogLevel::info,
+        fmt::format("{} has no held-out part: training goes without held-out evaluation",
+                    request_.data.string()));
   log_.emplace(request_.out, state_.step);
   log_->start(state_.step, train_.steps, rt_.pool.threads(), rt_.ops.name());
   first_step_ = state_.step;
@@ -227,6 +234,12 @@ void Run::resume_from(const fs::path& dir) {
                         "resume with the same model and data order, or start a new stage with --from");
     log(rt_.log, LogLevel::warning, fmt::format("{} was {} before and is now {}", c.key, c.before, c.after));
   }
+  if (train_.steps < saved.step)
+    throw Error(
+        ErrorKind::input,
+        fmt::format("train.steps {} lies before the run's step {}", train_.steps, saved.step),
+        fmt::format("set train.steps to more than {} to go on, or start a shorter run in another --out",
+                    saved.step));
   load_checkpoint(dir, saved, weights_, optimizer_);
   publish_model(request_.out, dir);
   saved.config = config_;
