@@ -8,6 +8,7 @@
 #include "io/json_fields.h"
 #include "io/json_value.h"
 #include "io/safetensors.h"
+#include "train/token_file.h"
 
 namespace hysparse {
 namespace {
@@ -134,6 +135,43 @@ std::string damaged_hint(const fs::path& dir) {
       dir.string());
 }
 
+// Maps the file, so that its size does not matter.
+std::string file_checksum(const fs::path& path) {
+  const MappedFile file(path);
+  TokenChecksum sum;
+  sum.add(file.bytes().data(), file.bytes().size());
+  return fmt::format("{:016x}", sum.value());
+}
+
+// Of state.json: everything in it but this very sum.
+std::string state_checksum(Json state) {
+  state.erase("checksum");
+  const std::string text = dump_json(state);
+  TokenChecksum sum;
+  sum.add(text.data(), text.size());
+  return fmt::format("{:016x}", sum.value());
+}
+
+Json read_state_file(const fs::path& dir) {
+  const fs::path path = dir / kStateFile;
+  if (!fs::exists(path)) throw input_error(path.string(), "is missing", damaged_hint(dir));
+  try {
+    return read_json_file(path);
+  } catch (const Error& e) {
+    throw Error(e.kind(), e.what(), damaged_hint(dir));
+  }
+}
+
+void check_content(const fs::path& dir, const std::string& name, const Json& listed) {
+  if (file_checksum(dir / name) != listed.at("checksum").get<std::string>())
+    throw input_error((dir / name).string(), "its content is not what was saved: the checksum differs",
+                      damaged_hint(dir));
+}
+
+bool holds_tensors(const std::string& name) {
+  return fs::path(name).extension() == ".safetensors";
+}
+
 void check_step(const SafetensorsFile& file, int64_t step) {
   const auto found = file.metadata().find("step");
   const std::string got = found == file.metadata().end() ? "none" : found->second;
@@ -180,8 +218,10 @@ void save_checkpoint(const fs::path& out, const TrainState& state, Weights& weig
     std::vector<fs::path> names;
     for (const auto& e : fs::directory_iterator(temp)) names.push_back(e.path());
     std::sort(names.begin(), names.end());
-    for (const fs::path& p : names) files[p.filename().string()] = fs::file_size(p);
+    for (const fs::path& p : names)
+      files[p.filename().string()] = {{"bytes", fs::file_size(p)}, {"checksum", file_checksum(p)}};
     json["files"] = files;
+    json["checksum"] = state_checksum(json);
     write_file_atomic(temp / kStateFile, dump_json(json));
   });
   publish_model(out, dir);
@@ -204,19 +244,22 @@ void publish_model(const fs::path& out, const fs::path& checkpoint) {
 TrainState read_checkpoint_state(const fs::path& dir) {
   const fs::path path = dir / kStateFile;
   const std::string where = path.string();
-  if (!fs::exists(path)) throw input_error(where, "is missing", damaged_hint(dir));
-  const Json json = read_json_file(path);
+  const Json json = read_state_file(dir);
   try {
     const int64_t format = json.at("format_version").get<int64_t>();
     if (format != kFormat)
       throw expected_error(where, fmt::format("format_version {}", kFormat), std::to_string(format),
                            "resume with the program that wrote it");
-    for (const auto& [name, bytes] : json.at("files").items()) {
+    if (json.at("checksum").get<std::string>() != state_checksum(json))
+      throw input_error(where, "its content is not what was saved: the checksum differs", damaged_hint(dir));
+    for (const auto& [name, listed] : json.at("files").items()) {
       const fs::path file = dir / name;
       if (!fs::exists(file)) throw input_error(file.string(), "is missing", damaged_hint(dir));
-      if (fs::file_size(file) != bytes.get<uint64_t>())
-        throw expected_error(file.string(), fmt::format("{} bytes", bytes.get<uint64_t>()),
+      const auto bytes = listed.at("bytes").get<uint64_t>();
+      if (fs::file_size(file) != bytes)
+        throw expected_error(file.string(), fmt::format("{} bytes", bytes),
                              fmt::format("{} bytes", fs::file_size(file)), damaged_hint(dir));
+      if (!holds_tensors(name)) check_content(dir, name, listed);
     }
     TrainState s;
     s.step = json.at("step").get<int64_t>();
@@ -254,6 +297,9 @@ void load_master_weights(const fs::path& model_dir, Weights& weights) {
 }
 
 void load_checkpoint(const fs::path& dir, const TrainState& state, Weights& weights, Optimizer& optimizer) {
+  const Json json = read_state_file(dir);
+  for (const auto& [name, listed] : json.at("files").items())
+    if (holds_tensors(name)) check_content(dir, name, listed);
   const SafetensorsFile moments(dir / kOptimizerFile);
   check_step(moments, state.step);
   for (const auto& e : fs::directory_iterator(dir))

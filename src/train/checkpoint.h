@@ -48,11 +48,12 @@ void save_checkpoint(const std::filesystem::path& out, const TrainState& state, 
 // Makes OUT/model from a checkpoint (the end of a save; again on resume, where a crash came between the two).
 void publish_model(const std::filesystem::path& out, const std::filesystem::path& checkpoint);
 
-// state.json alone, after checking that every file of the set is there, whole and of the same step. Throws
-// Error(input) that names what is missing.
+// state.json alone, after checking that every file of the set is there with its size, and the content of the
+// small ones. Throws Error(input) that names what is missing or damaged.
 TrainState read_checkpoint_state(const std::filesystem::path& dir);
 
-// Restores masters, compute copies and moments from a checkpoint whose state was read.
+// Restores masters, compute copies and moments from a checkpoint whose state was read, after checking every
+// tensor file against its checksum.
 void load_checkpoint(const std::filesystem::path& dir, const TrainState& state, Weights& weights,
                      Optimizer& optimizer);
 
