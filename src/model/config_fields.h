@@ -12,7 +12,7 @@ void ModelConfig::fields(V&& visit) {
   visit("num_hidden_layers", &C::num_hidden_layers, "number of layers");
   visit("hidden_size", &C::hidden_size, "width of the residual stream");
   visit("num_attention_heads", &C::num_attention_heads, "query heads");
-  visit("num_key_value_heads", &C::num_key_value_heads, "KV heads; 0: as many as query heads");
+  visit("num_key_value_heads", &C::num_key_value_heads, "KV heads; absent: as many as query heads");
   visit("head_dim", &C::head_dim, "dims of a query or key head; null: hidden_size / num_attention_heads");
   visit("v_head_dim", &C::v_head_dim, "dims of a value head; null: head_dim");
   visit("intermediate_size", &C::intermediate_size, "width of the dense MLP");

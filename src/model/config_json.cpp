@@ -165,6 +165,13 @@ void settle_layout(ModelConfig& config, const LayoutOverrides& set) {
   if (config.attention) config.layer_types.clear();
 }
 
+void check_kv_heads(const ModelConfig& config, const std::string& where) {
+  if (config.num_key_value_heads < 1)
+    throw expected_error(where + ": num_key_value_heads", "at least 1",
+                         std::to_string(config.num_key_value_heads),
+                         "without the key there are as many as query heads");
+}
+
 void apply_overrides(ModelConfig& config, const std::vector<std::string>& overrides) {
   LayoutOverrides layout;
   for (const std::string& text : overrides) {
@@ -173,6 +180,7 @@ void apply_overrides(ModelConfig& config, const std::vector<std::string>& overri
       throw expected_error("--set", "key=value", quote_text(text), "for example --set rope_theta=640000");
     const std::string key = text.substr(0, equals);
     set_field(config, key, text.substr(equals + 1), "--set");
+    if (key == "num_key_value_heads") check_kv_heads(config, "--set");
     layout.attention |= key == "attention";
     layout.interval |= key == "full_attention_interval";
     layout.layers |= key == "num_hidden_layers";
@@ -201,6 +209,8 @@ ModelConfig parse_model_config(const std::string& json_text, const std::string& 
   for (const std::string& o : overrides) states_theta |= o.rfind("rope_theta=", 0) == 0;
   ModelConfig config;
   read_fields(object, config, where);
+  // Only an absent key means "as many as query heads".
+  if (has_value(object, "num_key_value_heads")) check_kv_heads(config, where);
   apply_overrides(config, overrides);
   config.finalize(where);
   if (!states_theta)
@@ -213,6 +223,7 @@ std::string model_config_json(const ModelConfig& config) {
   HYSPARSE_CHECK(!config.layer_types.empty(), "a config is saved before finalize()");
   ModelConfig saved = config;
   saved.attention.reset();
+  saved.num_key_value_heads = config.kv_heads();
   return dump_json(write_fields(saved));
 }
 

@@ -193,6 +193,7 @@ TEST(Config, HeadsThatDoNotDivide) {
   EXPECT_HAS(refusal(file(R"("num_attention_heads": 3)")), "got 3");
   EXPECT_HAS(refusal(file(R"("num_attention_heads": 34, "num_key_value_heads": 2)")), "/ 16");
   EXPECT_EQ(parse(file("", "num_key_value_heads")).kv_heads(), 4);
+  EXPECT_HAS(refusal(file(R"("num_key_value_heads": 0)")), "num_key_value_heads: expected at least 1, got 0");
 }
 
 TEST(Config, ImpossibleLayoutsNameTheLayer) {
