@@ -32,7 +32,8 @@ Generation generate(LogitsSource& source, const std::vector<int32_t>& prompt, in
     throw input_error("prompt", fmt::format("{} tokens are more than the context of {}", n, source.context()),
                       "shorten the prompt or raise the context");
   HYSPARSE_CHECK(options.token_bytes || options.stops.empty(), "stop strings need the tokens' text");
-  Sampler sampler(options.sampling, vocab);
+  const int64_t drawable = options.tokenizer_vocab > 0 ? std::min(options.tokenizer_vocab, vocab) : vocab;
+  Sampler sampler(options.sampling, drawable);
   TextStream stream(options.stops);
   Generation out;
   out.prompt_tokens = n;
@@ -59,7 +60,7 @@ Generation generate(LogitsSource& source, const std::vector<int32_t>& prompt, in
       out.reason = FinishReason::length;
       break;
     }
-    const int32_t token = sampler.sample(logits, out.tokens.size());
+    const int32_t token = sampler.sample(logits.rows(0, drawable), out.tokens.size());
     out.tokens.push_back(token);
     if (options.on_token) options.on_token(token);
     if (std::find(options.eos.begin(), options.eos.end(), token) != options.eos.end()) {

@@ -25,6 +25,8 @@ struct GenerateOptions {
   int64_t max_new_tokens = 256;  // < 0: until the context is full
   std::vector<int64_t> eos;      // any of them ends the answer; it is not part of the text
   std::vector<std::string> stops;
+  // Ids from here on are never drawn: rows of the head that the tokenizer has no token for. 0: all may be.
+  int64_t tokenizer_vocab = 0;
   // Bytes of a token; empty: no text is made and stops must be empty.
   std::function<std::string_view(int32_t token)> token_bytes;
   // Pieces of text in order, never a split character nor a part of a stop string; and every token drawn.

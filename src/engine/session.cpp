@@ -20,6 +20,9 @@ Session::Session(Runtime& rt, Model& model, const SessionOptions& options)
   PagedKvOptions kv;
   kv.max_tokens = options_.context;
   kv.page_size = options_.page_size;
+  // A page longer than the context would hold no more, but take its memory.
+  const int64_t block = config.hysparse_block_size, blocks = (options_.context + block - 1) / block;
+  if (kv.page_size > 0 && kv.page_size % block == 0) kv.page_size = std::min(kv.page_size, blocks * block);
   kv.dtype = compute;
   kv.poison = options_.poison;
   kv_ = std::make_unique<PagedKv>(config, model.plan(), kv, rt.memory);

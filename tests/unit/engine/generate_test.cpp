@@ -205,6 +205,20 @@ TEST(Generate, CancelEndsAtTheNextToken) {
   EXPECT_EQ(g.tokens.size(), 4u);
 }
 
+TEST(Generate, IdsThatTheTokenizerLacksAreNeverDrawn) {
+  for (const double temperature : {0.0, 1.0}) {
+    Stub stub({5, 200, 128});  // the likeliest ids, two of them only the model knows
+    GenerateOptions o;
+    o.sampling.temperature = temperature;
+    o.tokenizer_vocab = 128;
+    o.max_new_tokens = 30;
+    const Generation g = generate(stub, {200, 1}, Stub::kVocab, o);
+    ASSERT_EQ(g.tokens.size(), 30u);
+    for (const int32_t t : g.tokens) EXPECT_LT(t, 128);
+    EXPECT_EQ(g.tokens[0], 5);
+  }
+}
+
 TEST(Generate, TheLastTokenCostsNoForward) {
   Stub stub({1, 2, 3});
   GenerateOptions o;

@@ -244,6 +244,7 @@ TEST(Session, RefusesBadOptionsAndTokensBeforeAnythingChanges) {
   bad([](SessionOptions& o) { o.context = -1; });
   bad([](SessionOptions& o) { o.chunk = 0; });
   bad([](SessionOptions& o) { o.page_size = 63; });
+  bad([](SessionOptions& o) { o.page_size = -64; });
   Session s(t.rt, t.model, poisoned());
   EXPECT_EQ(s.context(), 4096);
   s.prompt({1, 2, 3});
