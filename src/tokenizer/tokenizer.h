@@ -56,7 +56,8 @@ struct TokenizerTraining {
   std::string eos = "<|endoftext|>";
 };
 // Trains on the files' bytes (each file is one text) and writes tokenizer.json + tokenizer_config.json into
-// `out`, which is created or gets the two files replaced. The result depends on nothing but files and
+// `out`, which is created or, being empty or of a tokenizer or a model, gets the two files replaced; whether
+// that can be done is seen before training. The result depends on nothing but files and
 // options: the most frequent pair first, ties to the smaller pair of ids; EOS is id 0, bytes follow, then
 // merges in order. Stops early, and says so, when no pair is left.
 void train_tokenizer(const std::vector<std::filesystem::path>& inputs, const TokenizerTraining& options,

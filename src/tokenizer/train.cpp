@@ -158,6 +158,24 @@ Json tokenizer_config(const std::string& eos) {
   return config;
 }
 
+// Says now what would go wrong after minutes of training; makes the folders above `out`.
+void check_output(const fs::path& out) {
+  if (out.empty())
+    throw expected_error("tokenizer training", "the name of a folder to write", "an empty one");
+  if (!fs::exists(out)) {
+    std::error_code error;  // what is wrong with it, the file's error says
+    const fs::path target = out.has_filename() ? out : out.parent_path();
+    fs::create_directories(fs::absolute(target).parent_path(), error);
+    const AtomicFile writable(target);
+    return;
+  }
+  if (!fs::is_directory(out)) throw input_error(out.string(), "is a file, expected a folder to write");
+  if (!fs::is_empty(out) && !fs::exists(out / "tokenizer.json") && !fs::exists(out / "config.json"))
+    throw input_error(out.string(), "holds files, but neither a tokenizer nor a model",
+                      "choose another folder or empty this one");
+  const AtomicFile writable(out / "tokenizer.json");
+}
+
 }  // namespace
 
 void train_tokenizer(const std::vector<fs::path>& inputs, const TokenizerTraining& options,
@@ -173,6 +191,7 @@ void train_tokenizer(const std::vector<fs::path>& inputs, const TokenizerTrainin
     throw expected_error("vocabulary size",
                          fmt::format("{} (256 bytes + 1 special token) to {}", kLeast, kMost),
                          std::to_string(options.vocab_size));
+  check_output(out);
   PreTokenizerRules rules;
   rules.splits.push_back({std::string(kOwnPattern)});
   const PreTokenizer pre(std::move(rules), "the trainer's pre-tokenizer");

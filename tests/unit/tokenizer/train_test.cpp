@@ -199,6 +199,10 @@ TEST(TokenizerTraining, AnExistingFolderKeepsItsOtherFiles) {
   Trained t;
   write(t.dir / "in.txt", "some text");
   write(t.dir / "tok/model.safetensors", "weights");
+  // Of nothing that we know: refused, untouched.
+  EXPECT_NE(error_of([&] { t.train({t.dir / "in.txt"}, 258); }).find("neither a tokenizer nor a model"),
+            std::string::npos);
+  write(t.dir / "tok/config.json", "{}");
   t.train({t.dir / "in.txt"}, 258);
   EXPECT_EQ(read_file(t.dir / "tok/model.safetensors"), "weights");
 }
