@@ -1,5 +1,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <stdexcept>
@@ -87,6 +89,29 @@ TEST(PublishDirectory, AFailureLeavesTheOldSetAndNoTemporary) {
 }
 
 // What is replaced is deleted; a slip in --out must not take a user's files along.
+TEST(PublishDirectory, SweepsTemporariesOfDeadProcesses) {
+  const TempDir dir;
+  const pid_t dead = fork();
+  if (dead == 0) _exit(0);
+  ASSERT_EQ(waitpid(dead, nullptr, 0), dead);
+  const std::string gone = std::to_string(dead), alive = std::to_string(getppid());
+  fs::create_directories(dir / (".out.tmp-" + gone + "-0"));
+  put(dir / (".out.tmp-" + gone + "-0") / "a", "half");
+  put(dir / (".out.tmp-" + alive + "-0"), "of a running process");
+  put(dir / (".other.tmp-" + gone + "-0"), "of another target");
+  put(dir / ".out.tmp-notes", "no temporary");
+  publish_directory(dir / "out", files({{"a", "1"}}));
+  EXPECT_EQ(dir.entries(),
+            (Names{".other.tmp-" + gone + "-0", ".out.tmp-" + alive + "-0", ".out.tmp-notes", "out"}));
+  write_file_atomic(dir / "other", "x");
+  EXPECT_FALSE(fs::exists(dir / (".other.tmp-" + gone + "-0")));
+  // Died between the renames that replace a set: both stay.
+  put(dir / (".lost.tmp-" + gone + "-0"), "new");
+  put(dir / (".lost.tmp-" + gone + "-0.old"), "old");
+  write_file_atomic(dir / "lost", "x");
+  EXPECT_EQ(get(dir / (".lost.tmp-" + gone + "-0.old")), "old");
+}
+
 TEST(PublishDirectory, RefusesToReplaceWhatIsNotItsOwn) {
   const TempDir dir;
   fs::create_directories(dir / "home/photos");
