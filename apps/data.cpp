@@ -56,13 +56,20 @@ void prepare(const Flags& f) {
   ThreadPool pool(f.threads);
   ProgressLine line;
   const Log sink = stderr_log();
+  const std::atomic<bool>& stop = interrupt_flag();
   const PrepareReport report = prepare_data(
       f.tokenizer, {f.inputs.begin(), f.inputs.end()}, f.out, f.options, pool,
       [&](LogLevel level, const std::string& message) {
         line.finish();
         log(sink, level, message);
       },
-      [&](const PrepareProgress& p) { line(p); });
+      [&](const PrepareProgress& p) {
+        line(p);
+        if (!stop) return;
+        line.finish();
+        throw Error(ErrorKind::interrupted,
+                    fmt::format("data prepare interrupted; {} is as it was before", f.out));
+      });
   line.finish();
   show("train", report.train);
   show("holdout", report.holdout);
