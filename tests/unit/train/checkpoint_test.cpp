@@ -133,6 +133,32 @@ TEST_F(CheckpointTest, EveryMissingOrShortFileIsRefused) {
   EXPECT_EQ(error_of([&] { read_checkpoint_state(dir); }), "no error");
 }
 
+// Overwritten bytes keep every size: only the checksums tell.
+TEST_F(CheckpointTest, OverwrittenBytesAreRefusedWithTheWayOut) {
+  save(10);
+  const fs::path dir = checkpoint_path(out(), 10);
+  for (const char* name :
+       {"model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json", "state.json"}) {
+    const std::string content = read_text(dir / name);
+    std::string other = content;
+    if (std::string(name) == "state.json")
+      other[content.find("\"samples\": 80") + 11] = '9';
+    else
+      other[content.size() * 3 / 4] ^= 1;
+    write_text(dir / name, other);
+    const std::string error =
+        error_of([&] { load_checkpoint(dir, read_checkpoint_state(dir), model_.weights, optimizer_); });
+    EXPECT_NE(error.find(name), std::string::npos) << error;
+    EXPECT_NE(error.find("checksum"), std::string::npos) << error;
+    EXPECT_NE(error.find("remove " + dir.string() + " to resume from the one before"), std::string::npos)
+        << error;
+    write_text(dir / name, content);
+  }
+  write_text(dir / "state.json", read_text(dir / "state.json").substr(0, 100));
+  EXPECT_NE(error_of([&] { read_checkpoint_state(dir); }).find("to resume from the one before"),
+            std::string::npos);
+}
+
 TEST_F(CheckpointTest, AMixtureOfTwoIsRefused) {
   save(10);
   save(20);
