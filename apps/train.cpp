@@ -8,6 +8,7 @@
 #include "io/json_fields.h"
 #include "train/loop.h"
 #include "train/run_config.h"
+#include "train/run_folder.h"
 #include "train_progress.h"
 
 namespace hysparse {
@@ -33,6 +34,7 @@ std::string key_table(const std::string& prefix) {
 }
 
 void run(const Flags& flags) {
+  if (flags.out.empty()) throw expected_error("--out", "the name of a folder", "an empty one");
   const Log sink = stderr_log();
   TrainRequest request;
   request.config = load_run_config(flags.config, flags.sets, sink);
@@ -44,6 +46,7 @@ void run(const Flags& flags) {
       return sets;
     }());
   device.dtype = std::string(enum_name(request.config.train.dtype));
+  check_run_folder(flags.out);
   Machine machine(device);
   ProgressPrinter printer(stderr_is_terminal(), request.config.train.log_interval);
   Runtime rt = machine.runtime();
