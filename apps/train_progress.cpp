@@ -56,6 +56,7 @@ std::string sample_text(Runtime& rt, Model& model, const Tokenizer& tokenizer, c
   options.sampling.seed = 1;
   options.max_new_tokens = std::min(tokens, session.context() - std::ssize(ids));
   if (tokenizer.eos_id() >= 0) options.eos = {tokenizer.eos_id()};
+  options.tokenizer_vocab = tokenizer.vocab_size();
   options.token_bytes = [&](int32_t id) {  // a model may have more rows than the tokenizer has ids
     return id < tokenizer.vocab_size() ? tokenizer.token_bytes(id) : std::string_view();
   };
