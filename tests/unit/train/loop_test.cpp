@@ -2,6 +2,7 @@
 // what does not fit.
 #include "train/loop.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -11,6 +12,9 @@
 #include "io/json_value.h"
 #include "io/safetensors.h"
 #include "train/checkpoint.h"
+#include "train/evaluate.h"
+#include "train/run_folder.h"
+#include "train/token_file.h"
 #include "unit/train/forwarding_ops.h"
 #include "unit/train/small_data.h"
 #include "unit/train/tiny.h"
@@ -368,6 +372,11 @@ TEST_F(TrainLoop, RefusesWhatDoesNotFit) {
   r = request(c, "run");
   EXPECT_NE(error_of(machine.rt, r, ErrorKind::input).find("--resume"), std::string::npos);
   r.resume = true;
+  r.config.train.steps = 2;
+  r.config.train.decay_steps = 0;
+  EXPECT_NE(error_of(machine.rt, r, ErrorKind::input).find("train.steps 2 lies before the run's step 20"),
+            std::string::npos);
+  r.config = c;
   r.config.train.seq_len = 16;
   EXPECT_NE(error_of(machine.rt, r, ErrorKind::input).find("train.seq_len was 32 and is now 16"),
             std::string::npos);
@@ -377,6 +386,87 @@ TEST_F(TrainLoop, RefusesWhatDoesNotFit) {
   r.config = c;
   r.data = other_small_data();
   EXPECT_NE(error_of(machine.rt, r, ErrorKind::input).find("not the data"), std::string::npos);
+}
+
+TEST_F(TrainLoop, DataThatLacksAFileIsRefused) {
+  RunConfig c = config();
+  c.train.steps = 2;
+  c.train.warmup_steps = c.train.decay_steps = 0;
+  TrainRequest r = request(c, "run");
+  r.data = dir_ / "data";
+  fs::copy(small_data(), r.data);
+  std::vector<std::string> said;
+  TestMachine machine(1, cpu_ops(), [&](LogLevel, const std::string& m) { said.push_back(m); });
+  for (const char* file : {"holdout.tokens", "train.tokens", "meta.json", "tokenizer.json"}) {
+    fs::rename(r.data / file, dir_ / "aside");
+    EXPECT_NE(error_of(machine.rt, r, ErrorKind::input).find(file), std::string::npos) << file;
+    fs::rename(dir_ / "aside", r.data / file);
+  }
+  EXPECT_FALSE(fs::exists(r.out));
+
+  // As `data prepare --holdout 0` leaves it.
+  Json meta = read_json_file(r.data / "meta.json");
+  meta["splits"].erase("holdout");
+  write_text(r.data / "meta.json", dump_json(meta));
+  fs::remove(r.data / "holdout.tokens");
+  EXPECT_TRUE(train(machine.rt, r).evals.empty());
+  EXPECT_EQ(std::count_if(said.begin(), said.end(),
+                          [](const std::string& m) { return m.find("no held-out part") != m.npos; }),
+            1);
+}
+
+TEST_F(TrainLoop, ARunHasAFolderOfItsOwn) {
+  const auto refused = [&](const fs::path& out) {
+    try {
+      check_run_folder(out);
+    } catch (const Error& e) {
+      return e.kind() == ErrorKind::input;
+    }
+    return false;
+  };
+  EXPECT_FALSE(refused(dir_ / "new"));
+  write_text(dir_ / "run/.lock", "");
+  EXPECT_FALSE(refused(dir_ / "run"));
+  EXPECT_TRUE(refused("."));
+  EXPECT_TRUE(refused("/"));
+  EXPECT_TRUE(refused(dir_ / "run/.lock"));
+  write_text(dir_ / "run/thesis.doc", "years of work");
+  EXPECT_TRUE(refused(dir_ / "run"));
+  write_text(dir_ / "run/log.jsonl", "");
+  EXPECT_FALSE(refused(dir_ / "run"));
+}
+
+TEST(HeldOutWindows, AreSpreadEvenly) {
+  for (const int64_t total : {1, 7, 12, 1000})
+    for (int64_t count = 1; count <= std::min<int64_t>(total, 40); ++count)
+      for (int64_t i = 0; i < count; ++i)
+        ASSERT_EQ(spread_window(i, count, total), (2 * i + 1) * total / (2 * count)) << total << " " << count;
+  EXPECT_EQ(spread_window(3, 12, 12), 3);
+}
+
+// The windows that are read are those, and not the split's first ones: a split of two halves that the model
+// tells apart has the loss of neither half alone.
+TEST_F(TrainLoop, FewHeldOutTokensSeeTheWholeSplit) {
+  TestModel model(config().model);
+  TestMachine machine;
+  const auto loss_of = [&](const std::string& name, int32_t first_half, int32_t second_half) {
+    TokenFileHeader header;
+    header.vocab_size = kSmallVocab;
+    header.eos_id = 0;
+    header.fingerprint = std::string(32, 'f');
+    fs::create_directories(dir_ / name);
+    TokenFileWriter writer(dir_ / name / "train.tokens", header);
+    for (int i = 0; i < 320; ++i) writer.add_tokens(i < 160 ? &first_half : &second_half, 1);
+    writer.end_document(320);
+    writer.finish();
+    HeldOutOptions o;
+    o.seq_len = 32;
+    o.max_tokens = 64;
+    return evaluate_held_out(machine.rt, model.model, TokenData(dir_ / name, "train"), o).nats_per_token;
+  };
+  const double a = loss_of("a", 5, 5), b = loss_of("b", 9, 9), both = loss_of("both", 5, 9);
+  EXPECT_GT(std::abs(a - b), 1e-3);
+  EXPECT_NEAR(both, (a + b) / 2, 1e-5);
 }
 
 TEST_F(TrainLoop, AnotherProcessInTheSameFolderIsRefused) {
