@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <iostream>
 #include <iterator>
+#include <limits>
 #include <memory>
 
 #include "commands.h"
@@ -87,6 +88,7 @@ GenerateOptions generate_options(const Flags& f, const TextModel& m) {
   GenerateOptions o = f.generate;
   if (!f.ignore_eos) o.eos = m.eos;
   o.cancel = &stop_answer;
+  if (m.tokenizer) o.tokenizer_vocab = m.tokenizer->vocab_size();
   if (f.tokens) {
     if (!o.stops.empty()) throw input_error("--stop", "stop strings need text, --tokens writes ids");
     o.on_token = [first = true](int32_t id) mutable {
@@ -190,6 +192,7 @@ void add_generate(CLI::App& app) {
   c.add_flag("--interactive", f.interactive, "read lines, answer each; /reset, /quit");
   c.add_option("--max-new-tokens", f.generate.max_new_tokens,
                "most tokens of an answer; -1: until the context is full")
+      ->check(CLI::Range(int64_t(-1), std::numeric_limits<int64_t>::max()))
       ->capture_default_str();
   SamplerOptions& s = f.generate.sampling;
   c.add_option("--temperature", s.temperature, "0 is greedy: always the likeliest token")
@@ -203,6 +206,7 @@ void add_generate(CLI::App& app) {
                "above 1: tokens already seen become less likely")
       ->capture_default_str();
   c.add_option("--seed", s.seed, "the same seed gives the same text, on any number of threads")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   c.add_option("--stop", f.generate.stops, "end before this text; may be given again");
   c.add_flag("--ignore-eos", f.ignore_eos, "go on behind end-of-text tokens");
