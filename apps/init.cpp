@@ -1,11 +1,13 @@
 // hysparse init: a model directory with random weights.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "commands.h"
 #include "common.h"
 #include "model/checkpoint.h"
+#include "tokenizer/tokenizer.h"
 #include "train/run_config.h"
 
 namespace hysparse {
@@ -16,18 +18,31 @@ struct Flags {
   int64_t seed = 0;
   int threads = 0;
   std::vector<std::string> sets;
-  CLI::Option* seed_option = nullptr;
+  CLI::Option *seed_option = nullptr, *tokenizer_option = nullptr;
 };
+
+// The folder that the tokenizer's files are copied from; empty for none.
+std::filesystem::path tokenizer_folder(const Flags& flags, const ModelConfig& model) {
+  if (flags.tokenizer_option->count() == 0) return {};
+  const Tokenizer tokenizer = Tokenizer::load(flags.tokenizer);
+  if (tokenizer.vocab_size() > model.vocab_size)
+    throw expected_error("--tokenizer " + flags.tokenizer,
+                         fmt::format("at most {} tokens (vocab_size)", model.vocab_size),
+                         std::to_string(tokenizer.vocab_size()), "raise vocab_size with --set");
+  const std::filesystem::path path = flags.tokenizer;
+  return std::filesystem::is_directory(path) ? path : std::filesystem::absolute(path).parent_path();
+}
 
 void run(const Flags& flags) {
   const RunConfig run = load_run_config(flags.config, flags.sets, stderr_log());
+  const std::filesystem::path tokenizer = tokenizer_folder(flags, run.model);
   const DType as = flags.dtype == "bf16" ? DType::bf16 : DType::f32;
   const int64_t seed = flags.seed_option->count() > 0 ? flags.seed : run.train.seed;
   const LayerPlan plan = build_layer_plan(run.model);
   ThreadPool pool(flags.threads);
   Weights weights(run.model, plan, {});
   weights.init_random(run.model, plan, static_cast<uint64_t>(seed), &pool);
-  save_model_dir(flags.out, run.model, weights, as, flags.tokenizer);
+  save_model_dir(flags.out, run.model, weights, as, tokenizer);
   std::printf("%s: %lld parameters in %s, seed %lld\n", flags.out.c_str(),
               static_cast<long long>(weights.parameters()), flags.dtype.c_str(),
               static_cast<long long>(seed));
@@ -46,7 +61,8 @@ void add_init(CLI::App& app) {
   c.add_option("--dtype", flags->dtype, "dtype of the file: f32 or bf16")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
-  c.add_option("--tokenizer", flags->tokenizer, "folder whose tokenizer files are copied along");
+  flags->tokenizer_option =
+      c.add_option("--tokenizer", flags->tokenizer, "folder whose tokenizer files are copied along");
   c.add_option("--threads", flags->threads, "worker threads; 0 = all CPUs this process may use")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
