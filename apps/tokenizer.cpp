@@ -89,6 +89,7 @@ std::vector<int32_t> parse_ids(std::string_view text, const std::string& where) 
 }
 
 void train(const TrainFlags& f) {
+  if (f.out.empty()) throw expected_error("--out", "the name of a folder", "an empty one");
   ThreadPool pool(f.threads);
   train_tokenizer({f.inputs.begin(), f.inputs.end()}, f.options, f.out, pool, stderr_log());
 }
