@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "common.h"
 #include "io/json_value.h"
 
 namespace hysparse {
@@ -19,12 +20,14 @@ double BenchResult::median() const {
 
 std::vector<double> measure_rate(const std::function<double()>& fn, int repeats, double seconds) {
   using Clock = std::chrono::steady_clock;
+  stop_if_interrupted();
   fn();
   std::vector<double> rates;
   for (int i = 0; i < repeats; ++i) {
     const auto start = Clock::now();
     double done = 0, passed = 0;
     do {
+      stop_if_interrupted();
       done += fn();
       passed = std::chrono::duration<double>(Clock::now() - start).count();
     } while (passed < seconds);
@@ -36,6 +39,7 @@ std::vector<double> measure_rate(const std::function<double()>& fn, int repeats,
 BenchReport::BenchReport(std::string backend, std::string dtype, int threads)
     : backend_(std::move(backend)), dtype_(std::move(dtype)), threads_(threads) {
   std::printf("%s, %s, %d threads\n", backend_.c_str(), dtype_.c_str(), threads_);
+  std::fflush(stdout);
 }
 
 void BenchReport::add(BenchResult r) {

@@ -71,6 +71,10 @@ const std::atomic<bool>& interrupt_flag() {
   return interrupted;
 }
 
+void stop_if_interrupted() {
+  if (interrupt_flag().load()) throw Error(ErrorKind::interrupted, "interrupted");
+}
+
 bool stdout_is_terminal() {
   return isatty(STDOUT_FILENO) != 0;
 }

@@ -40,6 +40,8 @@ Log stderr_log();
 
 // Set by the first SIGINT or SIGTERM; the second one ends the process at once. Installed by the first call.
 const std::atomic<bool>& interrupt_flag();
+// For work of which nothing is kept: throws Error(interrupted) once that flag is set.
+void stop_if_interrupted();
 
 bool stdout_is_terminal();
 bool stderr_is_terminal();
