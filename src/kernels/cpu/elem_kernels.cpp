@@ -28,7 +28,7 @@ constexpr float kLog2e = 1.44269504088896340736f;
 template <class T>
 HWY_INLINE V LoadPart(const T* p, int64_t count) {
   const D d;
-  if (count >= kLanes) return LoadF(d, p);
+  if (kLanes == 1 || count >= kLanes) return LoadF(d, p);
   T part[kLanes] = {};
   std::copy(p, p + count, part);
   return LoadF(d, part);
@@ -36,7 +36,7 @@ HWY_INLINE V LoadPart(const T* p, int64_t count) {
 template <class T>
 HWY_INLINE void StorePart(V v, T* p, int64_t count) {
   const D d;
-  if (count >= kLanes) return StoreF(v, d, p);
+  if (kLanes == 1 || count >= kLanes) return StoreF(v, d, p);
   T part[kLanes];
   StoreF(v, d, part);
   std::copy(part, part + count, p);
@@ -318,7 +318,6 @@ double SumSquares(const T* x, int64_t n) {
     sum += static_cast<double>(ToFloat(x[i])) * static_cast<double>(ToFloat(x[i]));
   return sum;
 #else
-  const D d;
   const hn::Half<D> dh;
   const hn::Rebind<double, hn::Half<D> > dd;
   auto s0 = hn::Zero(dd), s1 = hn::Zero(dd);

@@ -103,15 +103,15 @@ void set_engine(Engine engine) {
   chosen_engine = engine;
 }
 
-bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n) {
+bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k) {
   if (a.col != 1 || b.row != 1 || a.dtype != b.dtype) return false;
-  return m <= 64 || n <= 64;
+  return m <= 64 || n <= 64 || (m <= 128 && k >= 2048);
 }
 
 void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k,
               const Output& y) {
   if (m == 0 || n == 0) return;
-  if (uses_dot(a, b, m, n)) {
+  if (uses_dot(a, b, m, n, k)) {
     const Matrix w{b.data, b.dtype, b.col, b.row};  // [n, k]
     return multiply_with_dot(rt, a, w, m, n, k, y);
   }

@@ -16,7 +16,7 @@ void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t 
               const Output& y);
 
 // True where multiply() takes the dot kernel (operands k-contiguous, few rows or few columns).
-bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n);
+bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k);
 
 // Who multiplies large blocks. `automatic`: oneDNN for bf16 on CPUs with AMX, else our own. While a dispatch
 // level is forced it is always our own. Choosing oneDNN in a build without it has no effect. For tests and
