@@ -20,6 +20,7 @@ struct Flags {
   std::vector<std::string> sets;
   std::string json;
   bool twin = false;
+  CLI::Option *context_option = nullptr, *attention_option = nullptr;
   BenchSettings settings;
   DeviceFlags device;
 };
@@ -40,19 +41,21 @@ void run_attention(Runtime& rt, const BenchSettings& settings, BenchReport& repo
   if (settings.compute == DType::f64) throw input_error("bench attention", "runs in f32 or bf16, not in f64");
   AttentionBenchOptions options;
   options.dtype = settings.compute;
-  options.runs = settings.repeats;
-  options.stop = [] { return interrupt_flag().load(); };
+  options.runs = std::min(settings.repeats, 3);  // minutes a row at the longest
+  options.longest = settings.attention_tokens;
+  options.poll = stop_if_interrupted;
   double peak = 0;  // the best matrix product of this very run stands for the machine's limit
   for (const BenchResult& r : report.results())
     if (r.name == "linear") peak = std::max(peak, r.median());
-  const AttentionBench bench = bench_attention(rt, options, peak);
-  for (const AttentionBenchRow& row : bench.rows) {
+  const AttentionBench bench = bench_attention(rt, options, peak, [&](const AttentionBenchRow& row) {
     std::vector<std::pair<std::string, std::string>> shape{{"shape", row.shape}};
     if (row.fraction_of_peak > 0)
       shape.emplace_back("of_linear", fmt::format("{:.0f}%", 100 * row.fraction_of_peak));
     if (row.gigabytes_a_second > 0) shape.emplace_back("GB/s", fmt::format("{:.2f}", row.gigabytes_a_second));
-    report.add({row.name, std::move(shape), "GFLOP/s", {row.gflops}});
-  }
+    std::vector<double> rates;
+    for (const double seconds : row.runs) rates.push_back(row.flops / seconds / 1e9);
+    report.add({row.name, std::move(shape), "GFLOP/s", std::move(rates)});
+  });
   for (const AttentionStackRow& row : bench.stacks)
     report.add({"stack " + row.name,
                 {{"shape", row.shape},
@@ -67,10 +70,14 @@ void run(const Flags& f) {
   if (parts.empty() || std::count(parts.begin(), parts.end(), "all"))
     parts = {"kernels", "attention", "train", "prefill", "decode"};
   const auto wants = [&](const char* part) { return std::count(parts.begin(), parts.end(), part) > 0; };
+  if (!f.json.empty()) AtomicFile writable(f.json);  // known before minutes of measuring
+  interrupt_flag();                                  // from here on a signal ends the run in good order
   Machine machine(f.device);
   Runtime& rt = machine.runtime();
   BenchSettings settings = f.settings;
   settings.compute = machine.compute();
+  if (f.context_option->count() > 0 && f.attention_option->count() == 0)
+    settings.attention_tokens = settings.context;
   BenchReport report(rt.ops.name(), f.device.dtype, rt.pool.threads());
 
   std::vector<std::string> configs = f.configs;
@@ -100,9 +107,11 @@ void run(const Flags& f) {
   for (const std::string& part : parts) again += " " + part;
   for (const std::string& path : f.configs) again += " --config " + path;
   for (const std::string& set : f.sets) again += " --set " + set;
-  std::printf("again: hysparse bench%s --dtype %s --threads %d --context %lld --repeat %d%s\n", again.c_str(),
-              f.device.dtype.c_str(), rt.pool.threads(), static_cast<long long>(settings.context),
-              settings.repeats, f.twin ? " --twin" : "");
+  std::printf(
+      "again: hysparse bench%s --dtype %s --threads %d --context %lld --attention-tokens %lld --repeat "
+      "%d%s\n",
+      again.c_str(), f.device.dtype.c_str(), rt.pool.threads(), static_cast<long long>(settings.context),
+      static_cast<long long>(settings.attention_tokens), settings.repeats, f.twin ? " --twin" : "");
 }
 
 }  // namespace
@@ -117,12 +126,18 @@ void add_bench(CLI::App& app) {
                "run file or config.json of a model; default: the demo's and bench-30m.json");
   c.add_option("--set", f.sets, "key=value over the configs; may be given again and again");
   c.add_flag("--twin", f.twin, "measure each model's full-attention twin, too");
-  c.add_option("--context", f.settings.context, "tokens of the prompt for prefill and decode")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
+  f.context_option =
+      c.add_option("--context", f.settings.context,
+                   "tokens of the prompt for prefill and decode, and the longest sequence of attention")
+          ->check(CLI::Range(1, 1 << 24))
+          ->capture_default_str();
   c.add_option("--chunk", f.settings.chunk, "tokens of the prompt that go through the model at once")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  f.attention_option = c.add_option("--attention-tokens", f.settings.attention_tokens,
+                                    "longest sequence of the attention part, if not --context")
+                           ->check(CLI::Range(1, 1 << 20))
+                           ->capture_default_str();
   c.add_option("--repeat", f.settings.repeats, "runs of each figure; the median counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

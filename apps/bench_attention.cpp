@@ -10,6 +10,7 @@
 namespace hysparse {
 namespace {
 
+using RowSink = std::function<void(const AttentionBenchRow&)>;
 constexpr int64_t kBlock = 64, kEntries = 16, kWindow = 128;
 
 // Tensors of one sequence of `tokens` queries after `past` cached tokens.
@@ -172,42 +173,55 @@ class Layer {
 
 class Bench {
  public:
-  Bench(Runtime& rt, const AttentionBenchOptions& options, double peak) : rt_(rt), options_(options) {
+  Bench(Runtime& rt, const AttentionBenchOptions& options, double peak, const RowSink& on_row)
+      : rt_(rt), options_(options), on_row_(on_row) {
     result.peak_gflops = peak;
   }
 
   void run() {
     for (const int64_t d : options_.head_dims) {
-      for (int64_t t = 2048; t <= options_.longest && !stopped(); t *= 4) forward(t, d);
-      if (options_.longest >= 8192) backward(8192, d);
-      if (options_.longest >= 8192) decode(options_.longest, d);
+      for (int64_t t = std::min<int64_t>(2048, options_.longest); t <= options_.longest; t *= 4)
+        forward(t, d);
+      backward(std::min<int64_t>(8192, options_.longest), d);
+      decode(options_.longest, d);
     }
   }
   AttentionBench result;
 
  private:
-  bool stopped() const { return options_.stop && options_.stop(); }
+  void poll() const {
+    if (options_.poll) options_.poll();
+  }
 
   template <class F>
-  double time(const F& call) const {
+  std::vector<double> time(const F& call) const {
     std::vector<double> seconds;
+    poll();
     call();
-    for (int i = 0; i < options_.runs && (i == 0 || !stopped()); ++i) {
+    for (int i = 0; i < options_.runs; ++i) {
+      poll();
       const auto start = std::chrono::steady_clock::now();
       call();
       seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
-    std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2),
-                     seconds.end());
-    return seconds[seconds.size() / 2];
+    return seconds;
   }
   template <class F>
   double row(const std::string& name, const Layer& layer, double flops, double bytes, const F& call) {
-    const double seconds = time(call);
-    AttentionBenchRow r{name, layer.shape(), seconds, flops / seconds / 1e9, bytes / seconds / 1e9, 0};
+    AttentionBenchRow r;
+    r.name = name;
+    r.shape = layer.shape();
+    r.runs = time(call);
+    std::vector<double> sorted = r.runs;
+    std::sort(sorted.begin(), sorted.end());
+    r.seconds = sorted[sorted.size() / 2];
+    r.flops = flops;
+    r.gflops = flops / r.seconds / 1e9;
+    r.gigabytes_a_second = bytes / r.seconds / 1e9;
     if (result.peak_gflops > 0) r.fraction_of_peak = r.gflops / result.peak_gflops;
+    on_row_(r);
     result.rows.push_back(r);
-    return seconds;
+    return r.seconds;
   }
   Layer layer(int64_t tokens, int64_t past, int64_t d) const {
     return Layer(rt_, options_.dtype, tokens, past, options_.query_heads, options_.kv_heads, d);
@@ -255,12 +269,14 @@ class Bench {
 
   Runtime& rt_;
   const AttentionBenchOptions& options_;
+  const RowSink& on_row_;
 };
 
 }  // namespace
 
-AttentionBench bench_attention(Runtime& rt, const AttentionBenchOptions& options, double peak_gflops) {
-  Bench bench(rt, options, peak_gflops);
+AttentionBench bench_attention(Runtime& rt, const AttentionBenchOptions& options, double peak_gflops,
+                               const RowSink& on_row) {
+  Bench bench(rt, options, peak_gflops, on_row);
   bench.run();
   for (AttentionStackRow& s : bench.result.stacks) s.ratio = s.full_seconds / s.hysparse_seconds;
   return std::move(bench.result);

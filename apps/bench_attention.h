@@ -12,17 +12,19 @@ namespace hysparse {
 struct AttentionBenchOptions {
   DType dtype = DType::f32;
   int runs = 5;             // timed runs a row, after one that is not; the median counts
-  int64_t longest = 32768;  // longest sequence; rows above are left out
+  int64_t longest = 32768;  // longest sequence
   int64_t query_heads = 8, kv_heads = 2;
   std::vector<int64_t> head_dims = {64, 128};
-  std::function<bool()> stop;  // true: return what there is
+  std::function<void()> poll;  // called between runs; what it throws ends the bench
 };
 
 struct AttentionBenchRow {
   std::string name;    // "attention", "attention + selection", "sparse", "window", "decode attention", ...
   std::string shape;   // "T 8192, heads 8/2, d 64"
   double seconds = 0;  // median
-  double gflops = 0;   // useful: causal pairs or selected keys only; backward 2.5x forward
+  std::vector<double> runs;       // seconds of each
+  double flops = 0;               // of one call
+  double gflops = 0;              // useful: causal pairs or selected keys only; backward 2.5x forward
   double gigabytes_a_second = 0;  // decode: keys and values read
   double fraction_of_peak = 0;    // gflops / peak_gflops where both are known
 };
@@ -42,7 +44,8 @@ struct AttentionBench {
   std::vector<AttentionStackRow> stacks;
 };
 
-// peak_gflops: as measured by the caller, 0 if unknown.
-AttentionBench bench_attention(Runtime& rt, const AttentionBenchOptions& options, double peak_gflops);
+// peak_gflops: as measured by the caller, 0 if unknown. `on_row` is told each row as soon as it is known.
+AttentionBench bench_attention(Runtime& rt, const AttentionBenchOptions& options, double peak_gflops,
+                               const std::function<void(const AttentionBenchRow&)>& on_row);
 
 }  // namespace hysparse

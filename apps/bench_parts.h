@@ -13,6 +13,7 @@ struct BenchSettings {
   double seconds = 0.3;    // at least this long a run of a kernel
   int64_t context = 4096;  // of prefill and decode
   int64_t chunk = 512;
+  int64_t attention_tokens = 32768;
   int64_t decode_tokens = 16;  // a run
 };
 

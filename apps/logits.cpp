@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -23,13 +24,14 @@ struct Flags {
   std::string model, tokens, out, mode = "train", selection;
   int64_t chunk = 64;
   bool layers = false;
+  CLI::Option* chunk_option = nullptr;
   DeviceFlags device;
 };
 
 std::vector<int32_t> read_tokens(const std::string& path, int64_t vocab) {
   const Json json = read_json_file(path);
-  if (!json.is_array() || json.empty())
-    throw expected_error(path, "a JSON list of token ids", "something else");
+  if (!json.is_array()) throw expected_error(path, "a JSON list of token ids", "something else");
+  if (json.empty()) throw expected_error(path, "at least one token id", "an empty list");
   std::vector<int32_t> out;
   for (size_t i = 0; i < json.size(); ++i) {
     const std::string where = fmt::format("{}: token {}", path, i);
@@ -108,6 +110,17 @@ class Results {
   std::map<int, const TensorView*> scores_, selection_;
 };
 
+// Blocks ascend and end at the query's own; what is left of the row is -1.
+void check_row(const int32_t* row, int64_t entries, int64_t own, const std::string& where) {
+  for (int64_t e = 0, last = -1; e < entries; last = row[e++]) {
+    const bool padding = row[e] == -1;
+    const bool ascends = row[e] > last && row[e] <= own && (e == 0 || last >= 0);
+    if (!padding && !ascends)
+      throw expected_error(where, fmt::format("blocks from 0 to {}, ascending, padded with -1 behind", own),
+                           fmt::format("{} at place {}", row[e], e));
+  }
+}
+
 // Selections of an earlier output, [T, Hkv, entries] again.
 class PinnedSelections {
  public:
@@ -127,9 +140,12 @@ class PinnedSelections {
       file.read(name, stored);
       tensors_.emplace_back(DType::i32, std::initializer_list<int64_t>{tokens, heads, entries});
       for (int64_t g = 0; g < heads; ++g)
-        for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t t = 0; t < tokens; ++t) {
+          check_row(stored.view().as<int32_t>() + (g * tokens + t) * entries, entries,
+                    t / config.hysparse_block_size, fmt::format("{}: {}[{}, {}]", path, name, g, t));
           std::copy_n(stored.view().as<int32_t>() + (g * tokens + t) * entries, entries,
                       tensors_.back().view().as<int32_t>() + (t * heads + g) * entries);
+        }
       all_[static_cast<int>(i)] = tensors_.back().view();
     }
   }
@@ -144,7 +160,21 @@ class PinnedSelections {
   SelectionMap all_;
 };
 
+void check_flags(const Flags& flags) {
+  if (flags.chunk_option->count() > 0 && flags.mode != "chunked")
+    throw input_error("--chunk", "only --mode chunked goes in chunks", "add --mode chunked");
+  const auto keep = [&](const char* flag, const std::string& input) {
+    std::error_code error;  // of a path that does not exist: not the same file
+    if (!input.empty() && (input == flags.out || std::filesystem::equivalent(input, flags.out, error)))
+      throw input_error("--out",
+                        fmt::format("{} is what {} reads and would be overwritten", flags.out, flag));
+  };
+  keep("--tokens", flags.tokens);
+  keep("--selection", flags.selection);
+}
+
 void run(const Flags& flags) {
+  check_flags(flags);
   const bool cached = flags.mode != "train";
   Machine machine(flags.device);
   Runtime& rt = machine.runtime();
@@ -157,6 +187,11 @@ void run(const Flags& flags) {
   const LayerPlan& plan = loaded.model->plan();
   const std::vector<int32_t> ids = read_tokens(flags.tokens, config.vocab_size);
   const auto total = static_cast<int64_t>(ids.size());
+  if (total > config.max_position_embeddings)
+    throw expected_error(
+        flags.tokens,
+        fmt::format("at most {} tokens (max_position_embeddings)", config.max_position_embeddings),
+        std::to_string(total));
   const int64_t step = flags.mode == "decode" ? 1 : flags.mode == "chunked" ? flags.chunk : total;
 
   std::unique_ptr<PinnedSelections> pinned;
@@ -214,9 +249,9 @@ void add_logits(CLI::App& app) {
        "token a step)")
       ->check(CLI::IsMember({"train", "prefill", "chunked", "decode"}))
       ->capture_default_str();
-  c.add_option("--chunk", flags->chunk, "tokens a step of --mode chunked")
-      ->check(CLI::Range(int64_t(1), int64_t(1) << 31))
-      ->capture_default_str();
+  flags->chunk_option = c.add_option("--chunk", flags->chunk, "tokens a step of --mode chunked")
+                            ->check(CLI::Range(int64_t(1), int64_t(1) << 31))
+                            ->capture_default_str();
   c.add_flag(
       "--layers", flags->layers,
       "also write hidden.{i} [T, hidden], block_scores.{i} [Hkv, T, blocks] (natural log, -inf: no block) "

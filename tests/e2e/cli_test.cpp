@@ -9,6 +9,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 #include <string>
 
 #include "io/json_value.h"
@@ -24,8 +25,8 @@ struct Result {
   std::string output;  // stdout and stderr
 };
 
-Result run(const std::string& arguments) {
-  const std::string command = std::string(HYSPARSE_BINARY) + " " + arguments + " 2>&1";
+Result run(const std::string& arguments, const std::string& before = "") {
+  const std::string command = before + HYSPARSE_BINARY + " " + arguments + " 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   Result r{-1, {}};
   if (!pipe) return r;
@@ -157,6 +158,16 @@ TEST_F(Cli, BadInputIsNamedAndExitsWithTwo) {
   expect_bad("generate --model " + path("absent") + " --prompt a", "absent");
   expect_bad("train --config " + path("config.json") + " --data " + path("data") + " --out " + path("run"),
              "resume");
+  expect_bad("train --config " + path("config.json") + " --data " + path("data") + " --out " + path("run") +
+                 " --resume --set train.steps=3 --set train.decay_steps=0",
+             "train.steps 3 lies before the run's step 12");
+  expect_bad("train --config " + path("config.json") + " --data " + path("data") + " --out " + path("new") +
+                 " --set train.steps=3",
+             "set train.decay_steps too");
+  expect_bad("train --config " + path("config.json") + " --data " + path("data") + " --out " + path("tok"),
+             "no training run");
+  expect_bad("train --config " + path("config.json") + " --data " + path("data") + " --out .",
+             "the current folder");
   expect_bad("generate --model " + path("run/model") + " --prompt a --temperature nan", "temperature");
   expect_bad("generate --model " + path("run/model") + " --prompt a --device cuda", "CPU only");
   std::ofstream(root_ / "bad_tokens.json") << "[1, 99999]";
@@ -164,6 +175,99 @@ TEST_F(Cli, BadInputIsNamedAndExitsWithTwo) {
                  path("y.safetensors"),
              "99999");
   EXPECT_FALSE(fs::exists(path("y.safetensors")));
+}
+
+TEST_F(Cli, InitChecksTheTokenizerItCopies) {
+  const std::string init =
+      "init --config " + path("config.json") + " --out " + path("fresh") + " --tokenizer ";
+  expect_bad(init + path("no-tokenizer"), "no-tokenizer");
+  expect_bad(init + path("tok") + " --set vocab_size=300", "at most 300 tokens");
+  EXPECT_FALSE(fs::exists(path("fresh")));
+  expect_ok(init + path("tok/tokenizer.json"));
+  EXPECT_TRUE(fs::exists(path("fresh/tokenizer.json")));
+}
+
+TEST_F(Cli, IdsBeyondTheTokenizerAreNeverGenerated) {
+  expect_ok("init --config " + path("config.json") + " --set vocab_size=4000 --tokenizer " + path("tok") +
+            " --out " + path("wide"));
+  const Result r = run("generate --model " + path("wide") +
+                       " --tokens --prompt 5 --temperature 2 --ignore-eos --max-new-tokens 100");
+  ASSERT_EQ(r.code, 0) << r.output;
+  std::istringstream ids(r.output);
+  int count = 0;
+  for (int id; ids >> id; ++count) EXPECT_LT(id, 320);
+  EXPECT_EQ(count, 100) << r.output;
+}
+
+TEST_F(Cli, GenerateRefusesCountsThatMeanNothing) {
+  const std::string generate = "generate --model " + path("run/model") + " --prompt a ";
+  expect_bad(generate + "--max-new-tokens -2", "--max-new-tokens");
+  expect_bad(generate + "--seed -1", "--seed");
+  expect_bad(generate + "--page-size 9", "page_size");
+  expect_ok(generate + "--seed 18446744073709551615 --max-new-tokens 2");
+  expect_ok(generate +
+            "--page-size 1000000000 --max-new-tokens 2");  // more than the context is not allocated
+}
+
+TEST_F(Cli, LogitsRefusesWhatItCannotMean) {
+  const auto write = [](const std::string& name, const std::string& text) {
+    std::ofstream(root_ / name) << text;
+  };
+  write("three.json", "[1, 2, 3]");
+  write("none.json", "[]");
+  std::string many = "[1";
+  for (int i = 1; i < 513; ++i) many += ", 1";
+  write("many.json", many + "]");
+  const auto logits = [](const std::string& tokens, const std::string& out) {
+    return "logits --model " + path("run/model") + " --tokens " + path(tokens) + " --out " + path(out);
+  };
+  expect_bad(logits("none.json", "l.safetensors"), "at least one token id");
+  expect_bad(logits("many.json", "l.safetensors"), "at most 512 tokens (max_position_embeddings), got 513");
+  expect_bad(logits("three.json", "l.safetensors") + " --chunk 2", "--mode chunked");
+  expect_bad(logits("three.json", "tok/../three.json"), "overwritten");
+
+  Tensor idx(DType::i32, {2, 3, 2});  // KV heads, tokens, entries
+  auto* rows = idx.view().as<int32_t>();
+  for (int i = 0; i < 12; ++i) rows[i] = i % 2 ? -1 : 0;
+  const auto pin = [&] {
+    write_safetensors(path("pin.safetensors"),
+                      {{"selection.0", idx, DType::i32}, {"selection.3", idx, DType::i32}}, {});
+  };
+  const std::string pinned =
+      logits("three.json", "l.safetensors") + " --selection " + path("pin.safetensors");
+  pin();
+  expect_ok(pinned);
+  expect_bad(logits("three.json", "pin.safetensors") + " --selection " + path("pin.safetensors"),
+             "overwritten");
+  for (const auto& bad : {std::pair{-1, 0}, std::pair{0, 0}, std::pair{1, -1}, std::pair{-2, -1}}) {
+    rows[8] = bad.first;
+    rows[9] = bad.second;
+    pin();
+    expect_bad(pinned, "selection.0[1, 1]");
+  }
+}
+
+TEST_F(Cli, OutputsAreCheckedBeforeTheWork) {
+  const std::string train = "tokenizer train --input " + path("text.txt") + " --vocab-size 300 --out ";
+  expect_bad(train + "''", "--out");
+  expect_bad(train + path("text.txt"), "is a file");
+  fs::create_directories(path("foreign"));
+  std::ofstream(root_ / "foreign/diary.txt") << "mine";
+  expect_bad(train + path("foreign"), "neither a tokenizer nor a model");
+  expect_ok(train + path("new/tok"));
+  expect_ok(train + path("new/tok"));  // its own kind is replaced
+  expect_bad("train --config " + path("config.json") + " --data " + path("data") + " --out ''", "--out");
+}
+
+TEST_F(Cli, BenchEndsInTimeAndWhenAsked) {
+  expect_bad("bench attention --json " + path("absent/bench.json"), "absent/bench.json");
+  const std::string model = " --config " + path("config.json") + " --threads 2 --repeat 1";
+  expect_ok("bench attention --context 64 --json " + path("bench.json") + model);
+  const Json json = read_json_file(path("bench.json"));
+  EXPECT_NE(json.at("results").dump().find("T 64,"), std::string::npos) << json.dump();
+  const Result r = run("bench kernels" + model + "000", "timeout --preserve-status -s INT 2 ");
+  EXPECT_EQ(r.code, 130) << r.output;
+  EXPECT_NE(r.output.find("interrupted"), std::string::npos) << r.output;
 }
 
 TEST_F(Cli, HelpShowsAnExampleForEveryCommand) {
