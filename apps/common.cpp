@@ -21,7 +21,8 @@ void on_signal(int) {
 }
 
 DType parse_compute(const DeviceFlags& f) {
-  if (f.device == "cuda") throw input_error("--device", "this version runs models on the CPU only", "use --device cpu");
+  if (f.device == "cuda")
+    throw input_error("--device", "this version runs models on the CPU only", "use --device cpu");
   if (f.device != "cpu") throw expected_error("--device", "cpu or cuda", f.device);
   if (f.dtype == "f32") return DType::f32;
   if (f.dtype == "bf16") return DType::bf16;
