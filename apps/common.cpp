@@ -4,8 +4,10 @@
 
 #include <CLI/CLI.hpp>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 
 #include "base/error.h"
 #include "kernels/cpu/cpu.h"
@@ -17,7 +19,7 @@ namespace {
 std::atomic<bool> interrupted{false};
 
 void on_signal(int) {
-  if (interrupted.exchange(true)) _exit(130);
+  if (!signal_is_echo() && interrupted.exchange(true)) _exit(130);
 }
 
 DType parse_compute(const DeviceFlags& f) {
@@ -58,6 +60,14 @@ Log stderr_log() {
     if (level == LogLevel::debug) return;
     std::fprintf(stderr, "%s%s\n", level == LogLevel::warning ? "warning: " : "", message.c_str());
   };
+}
+
+bool signal_is_echo() {
+  static std::atomic<int64_t> last{INT64_MIN / 2};
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const int64_t ns = int64_t(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+  return ns - last.exchange(ns) < 500'000'000;
 }
 
 const std::atomic<bool>& interrupt_flag() {

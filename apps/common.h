@@ -38,7 +38,11 @@ class Machine {
 // Messages for people go to stderr; results to stdout.
 Log stderr_log();
 
-// Set by the first SIGINT or SIGTERM; the second one ends the process at once. Installed by the first call.
+// For signal handlers: true when another signal came within the last half second. timeout(1), process groups and
+// launchers deliver one request several times; only a later signal is a second request.
+bool signal_is_echo();
+
+// Set by the first SIGINT or SIGTERM; a second one ends the process at once. Installed by the first call.
 const std::atomic<bool>& interrupt_flag();
 // For work of which nothing is kept: throws Error(interrupted) once that flag is set.
 void stop_if_interrupted();

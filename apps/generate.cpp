@@ -33,6 +33,7 @@ std::atomic<bool> stop_answer{false};
 std::atomic<bool> answering{false};
 
 void on_interrupt(int) {
+  if (signal_is_echo()) return;
   if (!answering.load() || stop_answer.exchange(true)) _exit(130);
 }
 
