@@ -15,7 +15,7 @@ namespace {
 
 // The model part of a run file that we ship.
 ModelConfig preset(const char* file) {
-  const auto path = std::filesystem::path(__FILE__).parent_path() / "../../../configs" / file;
+  const auto path = std::filesystem::path(HYSPARSE_SOURCE_DIR) / "configs" / file;
   Json json = read_json_file(path);
   json.erase("train");
   json.erase("data");

@@ -37,7 +37,7 @@ inline void write(const std::filesystem::path& path, std::string_view content) {
 }
 
 inline std::filesystem::path shipped_text(const std::string& name) {
-  return std::filesystem::path(__FILE__).parent_path() / "../../../data" / name;
+  return std::filesystem::path(HYSPARSE_SOURCE_DIR) / "data" / name;
 }
 
 template <class Fn>
