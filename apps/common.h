@@ -38,8 +38,8 @@ class Machine {
 // Messages for people go to stderr; results to stdout.
 Log stderr_log();
 
-// For signal handlers: true when another signal came within the last half second. timeout(1), process groups and
-// launchers deliver one request several times; only a later signal is a second request.
+// For signal handlers: true when another signal came within the last half second. timeout(1), process groups
+// and launchers deliver one request several times; only a later signal is a second request.
 bool signal_is_echo();
 
 // Set by the first SIGINT or SIGTERM; a second one ends the process at once. Installed by the first call.
