@@ -2,21 +2,13 @@
 #include <string>
 
 #include "kernels/cuda/common/batch.h"
+#include "kernels/cuda/common/device.h"
 #include "kernels/cuda/sm90/attention_fwd/launch.h"
 #include "kernels/cuda/sm90/sparse_fwd/launch.h"
 
 using namespace hysparse::cuda;
 
 namespace {
-
-// Compute capability of the current device as major * 10 + minor; 0 without one.
-int compute_capability() {
-  int device = 0, major = 0, minor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return major * 10 + minor;
-}
 
 int check(const hysparse_cuda_attention_params* p) {
   if (!p || !p->batch) return fail(HYSPARSE_BAD_ARGUMENT, "attention: no parameters or no batch");

@@ -1,0 +1,142 @@
+// A full layer's decode: each warp takes a run of keys, each CTA leaves the merged result of its warps and
+// the raw block maxima; the combine kernel (combine.cu) does the rest.
+#pragma once
+
+#include "hysparse/cuda_decode.h"
+#include "kernels/cuda/sm80/decode/warp_tile.cuh"
+
+namespace hysparse::cuda::decode {
+
+constexpr int kSplitWarps = 2;
+
+// Keys a CTA takes, a multiple of the largest block for each of its warps: enough CTAs for short sequences,
+// long runs for long ones. A function of the sequence's own length, so that its result does not depend on the
+// batch.
+__host__ __device__ constexpr int split_keys(int length) {
+  return length <= 16384 ? 256 : length <= 65536 ? 512 : 1024;
+}
+__host__ __device__ constexpr int splits_of(int length) {
+  return (length + split_keys(length) - 1) / split_keys(length);
+}
+// The most that any sequence of at most `longest` keys has.
+constexpr int most_splits(int longest) {
+  int most = splits_of(longest);
+  for (const int at : {16384, 65536})
+    if (longest > at && splits_of(at) > most) most = splits_of(at);
+  return most;
+}
+
+struct FullParams {
+  const int32_t* kv_len;
+  int q_heads, kv_heads, dim, v_dim;
+  const __nv_bfloat16* q;
+  int64_t q_row, q_head;
+  hysparse_cuda_pages kv;
+  float scale_log2;
+  int block;
+  float* raw;  // null or [batch, Hq, blocks]: maxima of scaled logits, log2 domain
+  int64_t blocks;
+  float* part_o;  // [batch, Hq, splits, dv] unnormalised
+  float2* part;   // [batch, Hq, splits] (maximum, sum)
+  int splits;
+};
+
+template <int kD, int kDv, int kStages>
+__global__ void __launch_bounds__(kSplitWarps * 32) full_kernel(const FullParams p) {
+  using Warp = WarpTile<kD, kDv>;
+  extern __shared__ __align__(128) uint8_t smem[];
+  // Neighbours in the grid read the KV heads of the same tokens, which lie side by side in memory.
+  const int g = blockIdx.x, split = blockIdx.y, b = blockIdx.z;
+  const int length = p.kv_len[b], keys = split_keys(length);
+  if (split * keys >= length) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int run = keys / kSplitWarps, begin = split * keys + warp * run, end = min(length, begin + run);
+  const int steps = max(0, (end - begin + kKeys - 1) / kKeys);
+  const int rows = p.q_heads / p.kv_heads;
+  uint8_t* mine = smem + warp * kStages * Warp::kStage * 2;
+  const uint32_t stages = smem_address(mine);
+
+  const auto row_at = [&](int step) {
+    const int at = begin + step * kKeys + lane;
+    return at < end ? paged_row(p.kv, b, at, g) : KeyRow{};
+  };
+  const auto mask_at = [&](int step) {
+    const int there = end - begin - step * kKeys;
+    return there >= kKeys ? kAll : there <= 0 ? 0u : (1u << there) - 1;
+  };
+  Warp w;
+  w.start();
+  KeyRow next = row_at(0);
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    const KeyRow row = next;
+    next = row_at(i + 1);
+    if (i < steps) Warp::fetch(stages + i * Warp::kStage * 2, row, mask_at(i), p.dim, p.v_dim);
+    copy_async_commit();
+  }
+  w.load_q(p.q + b * p.q_row + int64_t(g) * rows * p.q_head, p.q_head, rows, p.dim);
+
+  float best[2] = {-INFINITY, -INFINITY};  // of the block at hand
+  for (int i = 0; i < steps; ++i) {
+    const int ahead = i + kStages - 1;
+    const KeyRow row = next;
+    next = row_at(ahead + 1);
+    __syncwarp();  // every lane is done with the stage that is filled now
+    if (ahead < steps)
+      Warp::fetch(stages + ahead % kStages * Warp::kStage * 2, row, mask_at(ahead), p.dim, p.v_dim);
+    copy_async_commit();
+    copy_async_wait<kStages - 1>();
+    __syncwarp();
+    w.attend(stages + i % kStages * Warp::kStage * 2, mask_at(i), p.scale_log2);
+    if (!p.raw) continue;
+    const int at = begin + i * kKeys;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int head = lane / 4 + r * 8;
+      float* raw = p.raw + (int64_t(b) * p.q_heads + g * rows + head) * p.blocks;
+      const bool writes = lane % 4 == 0 && head < rows;
+      if (p.block == 16) {
+        if (writes) {
+          raw[at / 16] = w.half_max[0][r];
+          if (at + 16 < length) raw[at / 16 + 1] = w.half_max[1][r];
+        }
+        continue;
+      }
+      best[r] = fmaxf(best[r], fmaxf(w.half_max[0][r], w.half_max[1][r]));
+      if ((at + kKeys) % p.block == 0 || i + 1 == steps) {
+        if (writes) raw[at / p.block] = best[r];
+        best[r] = -INFINITY;
+      }
+    }
+  }
+  copy_async_wait<0>();
+  launch_dependents();
+  __syncwarp();
+  w.leave(*reinterpret_cast<Partial<kDv>*>(mine));
+  __syncthreads();
+
+  const auto partial = [&](int i) {
+    return reinterpret_cast<const Partial<kDv>*>(smem + i * kStages * Warp::kStage * 2);
+  };
+  const int64_t first = (int64_t(b) * p.q_heads + g * rows) * p.splits + split;
+  for (int i = threadIdx.x; i < rows * (p.v_dim / 2); i += kSplitWarps * 32) {
+    const int row = i / (p.v_dim / 2), c = i % (p.v_dim / 2) * 2;
+    float m = -INFINITY, l = 0;
+#pragma unroll
+    for (int j = 0; j < kSplitWarps; ++j) m = fmaxf(m, partial(j)->m[row]);
+    float2 o = {0, 0};
+#pragma unroll
+    for (int j = 0; j < kSplitWarps; ++j) {  // some key of the split is visible: m is finite
+      const float f = exp2_fast(partial(j)->m[row] - m);
+      const float2 x = *reinterpret_cast<const float2*>(&partial(j)->o[row][c]);
+      o.x += f * x.x;
+      o.y += f * x.y;
+      l += f * partial(j)->l[row];
+    }
+    const int64_t at = first + int64_t(row) * p.splits;
+    *reinterpret_cast<float2*>(p.part_o + at * p.v_dim + c) = o;
+    if (c == 0) p.part[at] = {m, l};
+  }
+}
+
+}  // namespace hysparse::cuda::decode
