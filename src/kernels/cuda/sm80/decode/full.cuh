@@ -56,57 +56,50 @@ __global__ void __launch_bounds__(kSplitWarps * 32) full_kernel(const FullParams
   uint8_t* mine = smem + warp * kStages * Warp::kStage * 2;
   const uint32_t stages = smem_address(mine);
 
-  const auto row_at = [&](int step) {
-    const int at = begin + step * kKeys + lane;
-    return at < end ? paged_row(p.kv, b, at, g) : KeyRow{};
-  };
-  const auto mask_at = [&](int step) {
-    const int there = end - begin - step * kKeys;
-    return there >= kKeys ? kAll : there <= 0 ? 0u : (1u << there) - 1;
-  };
+  const bool runs = p.kv.page_size % kKeys == 0;
   Warp w;
   w.start();
-  KeyRow next = row_at(0);
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) {
+  // Where the next step to fetch lies is looked up a step ahead.
+  KeyRow next{};
+  const auto look_up = [&](int step) {
+    const int at = begin + step * kKeys + (runs ? 0 : lane % kKeys);
+    if (at < end) next = paged_row(p.kv, b, at, g);
+  };
+  const auto fetch = [&](int step) {
     const KeyRow row = next;
-    next = row_at(i + 1);
-    if (i < steps) Warp::fetch(stages + i * Warp::kStage * 2, row, mask_at(i), p.dim, p.v_dim);
+    look_up(step + 1);
+    if (step < steps) {
+      const uint32_t stage = stages + step % kStages * Warp::kStage * 2;
+      const int there = min(kKeys, end - begin - step * kKeys);
+      if (runs)
+        Warp::fetch(stage, KeyRun{row.k, row.v, p.kv.k.stride_row, p.kv.v.stride_row, there}, p.dim, p.v_dim);
+      else
+        Warp::fetch(stage, row, first_bits(there), p.dim, p.v_dim);
+    }
     copy_async_commit();
-  }
+  };
+  look_up(0);
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) fetch(i);
   w.load_q(p.q + b * p.q_row + int64_t(g) * rows * p.q_head, p.q_head, rows, p.dim);
 
   float best[2] = {-INFINITY, -INFINITY};  // of the block at hand
   for (int i = 0; i < steps; ++i) {
-    const int ahead = i + kStages - 1;
-    const KeyRow row = next;
-    next = row_at(ahead + 1);
     __syncwarp();  // every lane is done with the stage that is filled now
-    if (ahead < steps)
-      Warp::fetch(stages + ahead % kStages * Warp::kStage * 2, row, mask_at(ahead), p.dim, p.v_dim);
-    copy_async_commit();
+    fetch(i + kStages - 1);
     copy_async_wait<kStages - 1>();
     __syncwarp();
-    w.attend(stages + i % kStages * Warp::kStage * 2, mask_at(i), p.scale_log2);
+    w.attend(stages + i % kStages * Warp::kStage * 2, first_bits(end - begin - i * kKeys), p.scale_log2);
     if (!p.raw) continue;
-    const int at = begin + i * kKeys;
+    const int past = begin + (i + 1) * kKeys;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      best[r] = fmaxf(best[r], w.step_max[r]);
+      if (past % p.block != 0 && i + 1 < steps) continue;
       const int head = lane / 4 + r * 8;
-      float* raw = p.raw + (int64_t(b) * p.q_heads + g * rows + head) * p.blocks;
-      const bool writes = lane % 4 == 0 && head < rows;
-      if (p.block == 16) {
-        if (writes) {
-          raw[at / 16] = w.half_max[0][r];
-          if (at + 16 < length) raw[at / 16 + 1] = w.half_max[1][r];
-        }
-        continue;
-      }
-      best[r] = fmaxf(best[r], fmaxf(w.half_max[0][r], w.half_max[1][r]));
-      if ((at + kKeys) % p.block == 0 || i + 1 == steps) {
-        if (writes) raw[at / p.block] = best[r];
-        best[r] = -INFINITY;
-      }
+      if (lane % 4 == 0 && head < rows)
+        p.raw[(int64_t(b) * p.q_heads + g * rows + head) * p.blocks + (past - 1) / p.block] = best[r];
+      best[r] = -INFINITY;
     }
   }
   copy_async_wait<0>();

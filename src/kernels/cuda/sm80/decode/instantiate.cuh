@@ -18,13 +18,13 @@ cudaError_t launch_full(const FullParams& p, int batch, cudaStream_t stream) {
 
 template <int kD, int kDv>
 cudaError_t Kernels<kD, kDv>::full(const FullParams& p, int batch, cudaStream_t stream) {
-  constexpr int kMany = kD + kDv > 320 ? 2 : 3;
+  constexpr int kMany = 3;
   int device = 0, most = 0;
   cudaError_t e = cudaGetDevice(&device);
   if (e == cudaSuccess) e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (e != cudaSuccess) return e;
   const bool fits = kSplitWarps * kMany * WarpTile<kD, kDv>::kStage * 2 <= most;
-  return fits ? launch_full<kD, kDv, kMany>(p, batch, stream) : launch_full<kD, kDv, 1>(p, batch, stream);
+  return fits ? launch_full<kD, kDv, kMany>(p, batch, stream) : launch_full<kD, kDv, 2>(p, batch, stream);
 }
 
 template <int kD, int kDv>

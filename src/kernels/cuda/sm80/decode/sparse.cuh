@@ -10,7 +10,8 @@
 
 namespace hysparse::cuda::decode {
 
-constexpr int kSparseWarps = 4, kSparseThreads = (kSparseWarps + 1) * 32;  // the last warp takes the window
+constexpr int kSparseStages = 2, kSparseWarps = 4,
+              kSparseThreads = (kSparseWarps + 1) * 32;  // the last warp takes the window
 
 struct SparseParams {
   const int32_t* kv_len;
@@ -33,7 +34,8 @@ struct SparseParams {
 };
 
 template <int kD, int kDv>
-constexpr int kSparseSmem = kSparseThreads / 32 * WarpTile<kD, kDv>::kStage * 2 + int(sizeof(Partial<kDv>));
+constexpr int kSparseSmem = kSparseThreads / 32 * kSparseStages* WarpTile<kD, kDv>::kStage * 2 +
+                            int(sizeof(Partial<kDv>));
 
 __device__ inline float merge_factor(float m, float all) {
   return m == -INFINITY ? 0.0f : exp2_fast(m - all);
@@ -46,40 +48,63 @@ __global__ void __launch_bounds__(kSparseThreads) sparse_kernel(const SparsePara
   const int rank = blockIdx.x % kCluster, g = blockIdx.x / kCluster, b = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int length = p.kv_len[b], rows = p.q_heads / p.kv_heads;
-  uint8_t* mine = smem + warp * Warp::kStage * 2;
+  uint8_t* mine = smem + warp * kSparseStages * Warp::kStage * 2;
   const uint32_t stage = smem_address(mine);
-  Partial<kDv>& sparse = *reinterpret_cast<Partial<kDv>*>(smem + kSparseThreads / 32 * Warp::kStage * 2);
-  Partial<kDv>& window = *reinterpret_cast<Partial<kDv>*>(smem + kSparseWarps * Warp::kStage * 2);
+  Partial<kDv>& sparse =
+      *reinterpret_cast<Partial<kDv>*>(smem + kSparseThreads / 32 * kSparseStages * Warp::kStage * 2);
+  Partial<kDv>& window =
+      *reinterpret_cast<Partial<kDv>*>(smem + kSparseWarps * kSparseStages * Warp::kStage * 2);
 
   Warp w;
   w.start();
-  bool loaded = false;
-  const auto attend = [&](const KeyRow& row, uint32_t mask) {
-    if (mask == 0) return;
-    __syncwarp();
-    Warp::fetch(stage, row, mask, p.dim, p.v_dim);
-    copy_async_commit();
-    if (!loaded) w.load_q(p.q + b * p.q_row + int64_t(g) * rows * p.q_head, p.q_head, rows, p.dim);
-    loaded = true;
-    copy_async_wait<0>();
-    __syncwarp();
-    w.attend(stage, mask, p.scale_log2);
+  // fetch(step, stage) brings a step's keys on their way and returns which are there.
+  const auto walk = [&](int steps, const auto& fetch) {
+    uint32_t masks[kSparseStages] = {};
+    const auto begin = [&](int step) {
+      if (step < steps)
+        masks[step % kSparseStages] = fetch(step, stage + step % kSparseStages * Warp::kStage * 2);
+      copy_async_commit();
+    };
+#pragma unroll
+    for (int i = 0; i < kSparseStages; ++i) begin(i);
+    if (steps > 0) w.load_q(p.q + b * p.q_row + int64_t(g) * rows * p.q_head, p.q_head, rows, p.dim);
+    for (int i0 = 0; i0 < steps; i0 += kSparseStages)
+#pragma unroll
+      for (int j = 0; j < kSparseStages; ++j) {
+        copy_async_wait<kSparseStages - 1>();
+        __syncwarp();
+        if (masks[j]) w.attend(stage + j * Warp::kStage * 2, masks[j], p.scale_log2);
+        masks[j] = 0;
+        __syncwarp();
+        begin(i0 + j + kSparseStages);
+      }
   };
   if (warp < kSparseWarps) {
     const int tokens = p.entries * p.block;
     const int32_t* idx = p.idx + (int64_t(b) * p.kv_heads + g) * p.entries;
-    for (int first = (rank * kSparseWarps + warp) * kKeys; first < tokens;
-         first += kCluster * kSparseWarps * kKeys) {
-      const int i = first + lane;
+    const bool runs = p.block % kKeys == 0 && p.kv.page_size % kKeys == 0;
+    const int first = rank * kSparseWarps + warp, stride = kCluster * kSparseWarps;
+    const int steps = (tokens + kKeys - 1) / kKeys;
+    walk(steps > first ? (steps - first - 1) / stride + 1 : 0, [&](int step, uint32_t to) {
+      const int i = (first + step * stride) * kKeys + (runs ? 0 : lane % kKeys);
       const int block = i < tokens ? idx[i / p.block] : -1;
       const int64_t at = int64_t(block) * p.block + i % p.block;
       const bool seen = block >= 0 && at < length;
-      attend(seen ? paged_row(p.kv, b, int(at), g) : KeyRow{}, __ballot_sync(kAll, seen));
-    }
+      if (runs) {
+        if (!seen) return 0u;
+        const int there = int(min(int64_t(kKeys), length - at));
+        Warp::fetch(to, paged_run(p.kv, b, int(at), there, g), p.dim, p.v_dim);
+        return first_bits(there);
+      }
+      const uint32_t mask = __ballot_sync(kAll, seen) & first_bits(kKeys);
+      if (mask) Warp::fetch(to, seen ? paged_row(p.kv, b, int(at), g) : KeyRow{}, mask, p.dim, p.v_dim);
+      return mask;
+    });
   } else {
     const int begin = max(0, length - p.window), fresh = p.ring.fresh_k.data ? length - 1 : length;
-    for (int first = begin + rank * kKeys; first < length && p.window > 0; first += kCluster * kKeys) {
-      const int at = first + lane;
+    const int steps = p.window > 0 ? (length - begin + kKeys - 1) / kKeys : 0;
+    walk(steps > rank ? (steps - rank - 1) / kCluster + 1 : 0, [&](int step, uint32_t to) {
+      const int at = begin + (rank + step * kCluster) * kKeys + lane % kKeys;
       const bool seen = at < length;
       KeyRow row{};
       if (seen && p.shared_window)
@@ -92,16 +117,19 @@ __global__ void __launch_bounds__(kSparseThreads) sparse_kernel(const SparsePara
                    g * p.ring.fresh_k.stride_head,
                static_cast<const __nv_bfloat16*>(p.ring.fresh_v.data) + b * p.ring.fresh_v.stride_row +
                    g * p.ring.fresh_v.stride_head};
-      attend(row, __ballot_sync(kAll, seen));
-    }
+      const uint32_t mask = __ballot_sync(kAll, seen) & first_bits(kKeys);
+      Warp::fetch(to, row, mask, p.dim, p.v_dim);
+      return mask;
+    });
   }
+  copy_async_wait<0>();
   __syncwarp();
   w.leave(*reinterpret_cast<Partial<kDv>*>(mine));
   __syncthreads();
 
   // The CTA's sparse warps into one.
   const auto of_warp = [&](int i) {
-    return reinterpret_cast<const Partial<kDv>*>(smem + i * Warp::kStage * 2);
+    return reinterpret_cast<const Partial<kDv>*>(smem + i * kSparseStages * Warp::kStage * 2);
   };
   for (int i = threadIdx.x; i < rows * kDv; i += kSparseThreads) {
     const int row = i / kDv, c = i % kDv;

@@ -7,15 +7,26 @@
 
 namespace hysparse::cuda::decode {
 
-constexpr int kKeys = 32;  // a step
+constexpr int kKeys = 16;  // a step
 constexpr uint32_t kAll = 0xffffffffu;
 constexpr float kLn2 = 0.69314718055994531f, kLog2e = 1.4426950408889634f;
 
-// Where a lane's key row lies; meaningless where its bit of the step's mask is 0.
+// Key rows of a step: lane i's row i, each anywhere...
 struct KeyRow {
   const __nv_bfloat16* k;
   const __nv_bfloat16* v;
 };
+// ...or `count` rows from k, v on at constant strides.
+struct KeyRun {
+  const __nv_bfloat16* k;
+  const __nv_bfloat16* v;
+  int64_t k_stride, v_stride;
+  int count;
+};
+
+__device__ constexpr uint32_t first_bits(int n) {
+  return n >= 32 ? kAll : n <= 0 ? 0u : (1u << n) - 1;
+}
 
 // The rows' running maximum (log2 domain), sum and unnormalised output, as one warp or a group of warps
 // leaves them.
@@ -34,7 +45,7 @@ struct WarpTile {
   uint32_t q[kD / 16][4];
   float o[kDv / 8][4];
   float m[2], l[2];
-  float half_max[2][2];  // of the last step: maximum of a row over its keys 0-15 and 16-31
+  float step_max[2];  // a row's maximum over the keys of the last step
 
   __device__ void start() {
 #pragma unroll
@@ -57,73 +68,75 @@ struct WarpTile {
       }
   }
 
-  // Copies the step's rows; absent rows and dims beyond the real ones become zeros. All lanes; one commit
-  // group.
+  // Copies the step's rows, those of `mask`; absent rows and dims beyond the real ones become zeros. All
+  // lanes.
   __device__ static void fetch(uint32_t stage, const KeyRow& row, uint32_t mask, int dim, int v_dim) {
-    const int lane = threadIdx.x % 32;
-    copy_rows<kD, kPitchK>(stage, row.k, mask, dim, lane);
-    copy_rows<kDv, kPitchV>(stage + kKeys * kPitchK * 2, row.v, mask, v_dim, lane);
+    copy_rows<kD, kPitchK>(stage, row.k, mask, dim);
+    copy_rows<kDv, kPitchV>(stage + kKeys * kPitchK * 2, row.v, mask, v_dim);
+  }
+  __device__ static void fetch(uint32_t stage, const KeyRun& run, int dim, int v_dim) {
+    copy_run<kD, kPitchK>(stage, run.k, run.k_stride, run.count, dim);
+    copy_run<kDv, kPitchV>(stage + kKeys * kPitchK * 2, run.v, run.v_stride, run.count, v_dim);
   }
 
-  // Attends to the 32 keys of a stage whose copies have arrived; only those of `mask` are seen.
+  // Attends to the keys of a stage whose copies have arrived; only those of `mask` are seen.
   __device__ void attend(uint32_t stage, uint32_t mask, float scale_log2) {
     const int lane = threadIdx.x % 32;
-    float s[4][4] = {};
+    float part[2][2][4] = {};  // even and odd steps apart: shorter chains
     const uint32_t k_at = stage + ((lane % 8 + (lane / 16) * 8) * kPitchK + (lane / 8 % 2) * 8) * 2;
 #pragma unroll
-    for (int step = 0; step < kD / 16; ++step)
+    for (int step = 0; step < kD / 16; ++step) {
+      uint32_t b[4];
+      load_matrices(b, k_at + step * 32);
+      mma_16x8x16(part[step % 2][0], q[step], b[0], b[1]);
+      mma_16x8x16(part[step % 2][1], q[step], b[2], b[3]);
+    }
+    float s[2][4];
 #pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        uint32_t b[4];
-        load_matrices(b, k_at + (pair * 16 * kPitchK + step * 16) * 2);
-        mma_16x8x16(s[2 * pair], q[step], b[0], b[1]);
-        mma_16x8x16(s[2 * pair + 1], q[step], b[2], b[3]);
-      }
-#pragma unroll
-    for (int t = 0; t < 4; ++t)
+    for (int t = 0; t < 2; ++t)
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const bool seen = mask >> (t * 8 + (lane % 4) * 2 + (c & 1)) & 1;
-        s[t][c] = seen ? s[t][c] * scale_log2 : -INFINITY;
+        s[t][c] = seen ? (part[0][t][c] + part[1][t][c]) * scale_log2 : -INFINITY;
       }
-    float base[2];
+    float base[2], shrink[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        half_max[h][r] = quad_max(fmaxf(fmaxf(s[2 * h][2 * r], s[2 * h][2 * r + 1]),
-                                        fmaxf(s[2 * h + 1][2 * r], s[2 * h + 1][2 * r + 1])));
-      const float next = fmaxf(m[r], fmaxf(half_max[0][r], half_max[1][r]));
+      step_max[r] = quad_max(fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1])));
+      const float next = fmaxf(m[r], step_max[r]);
       base[r] = next == -INFINITY ? 0 : next;
-      const float shrink = exp2_fast(m[r] - base[r]);
+      shrink[r] = exp2_fast(m[r] - base[r]);
       m[r] = next;
-      l[r] *= shrink;
+    }
+    if (__any_sync(kAll, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < kDv / 8; ++i) {
-        o[i][2 * r] *= shrink;
-        o[i][2 * r + 1] *= shrink;
+      for (int r = 0; r < 2; ++r) {
+        l[r] *= shrink[r];
+#pragma unroll
+        for (int i = 0; i < kDv / 8; ++i) {
+          o[i][2 * r] *= shrink[r];
+          o[i][2 * r + 1] *= shrink[r];
+        }
       }
     }
-    uint32_t p[2][4];
+    uint32_t p[4];
 #pragma unroll
-    for (int t = 0; t < 4; ++t)
+    for (int t = 0; t < 2; ++t)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float a = exp2_fast(s[t][2 * r] - base[r]), b = exp2_fast(s[t][2 * r + 1] - base[r]);
         l[r] += a + b;
-        p[t / 2][(t % 2) * 2 + r] = pack_bf16(a, b);
+        p[t * 2 + r] = pack_bf16(a, b);
       }
     const uint32_t v_at =
         stage + (kKeys * kPitchK + (lane % 8 + (lane / 8 % 2) * 8) * kPitchV + (lane / 16) * 8) * 2;
 #pragma unroll
-    for (int i = 0; i < kDv / 16; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t b[4];
-        load_matrices_transposed(b, v_at + (half * 16 * kPitchV + i * 16) * 2);
-        mma_16x8x16(o[2 * i], p[half], b[0], b[1]);
-        mma_16x8x16(o[2 * i + 1], p[half], b[2], b[3]);
-      }
+    for (int i = 0; i < kDv / 16; ++i) {
+      uint32_t b[4];
+      load_matrices_transposed(b, v_at + i * 32);
+      mma_16x8x16(o[2 * i], p, b[0], b[1]);
+      mma_16x8x16(o[2 * i + 1], p, b[2], b[3]);
+    }
   }
 
   __device__ void leave(Partial<kDv>& to) const {
@@ -144,20 +157,30 @@ struct WarpTile {
 
  private:
   template <int kDim, int kPitch>
-  __device__ static void copy_rows(uint32_t stage, const __nv_bfloat16* mine, uint32_t mask, int dim,
-                                   int lane) {
+  __device__ static void copy_rows(uint32_t stage, const __nv_bfloat16* mine, uint32_t mask, int dim) {
     constexpr int kChunks = kDim / 8;
     const uint64_t address = reinterpret_cast<uint64_t>(mine);
-    // Any address will do for a row that is absent, as long as it can be read: that of the first row that is
-    // there.
+    // Any address will do for a row that is absent, as long as it can be read: that of the first row there
+    // is.
     const uint64_t some = __shfl_sync(kAll, address, __ffs(int(mask)) - 1);
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      const int chunk = i * 32 + lane, row = chunk / kChunks, c = chunk % kChunks * 8;
+    for (int i = 0; i < kKeys * kChunks / 32; ++i) {
+      const int chunk = i * 32 + threadIdx.x % 32, row = chunk / kChunks, c = chunk % kChunks * 8;
       const uint64_t from = __shfl_sync(kAll, address, row);
       const bool real = (mask >> row & 1) && c < dim;
       copy_async(stage + (row * kPitch + c) * 2, reinterpret_cast<const void*>(real ? from + c * 2 : some),
                  real);
+    }
+  }
+  template <int kDim, int kPitch>
+  __device__ static void copy_run(uint32_t stage, const __nv_bfloat16* base, int64_t stride, int count,
+                                  int dim) {
+    constexpr int kChunks = kDim / 8;
+#pragma unroll
+    for (int i = 0; i < kKeys * kChunks / 32; ++i) {
+      const int chunk = i * 32 + threadIdx.x % 32, row = chunk / kChunks, c = chunk % kChunks * 8;
+      const bool real = row < count && c < dim;
+      copy_async(stage + (row * kPitch + c) * 2, real ? base + row * stride + c : base, real);
     }
   }
 };
@@ -173,6 +196,13 @@ __device__ inline KeyRow paged_row(const Pages& kv, int b, int p, int g) {
   const int64_t page = kv.page_table[b * kv.page_table_stride + p / kv.page_size];
   const int inner = p % kv.page_size;
   return {row_of(kv.k, page, inner, g), row_of(kv.v, page, inner, g)};
+}
+
+// `count` <= kKeys rows from position p on, all in one page.
+template <class Pages>
+__device__ inline KeyRun paged_run(const Pages& kv, int b, int p, int count, int g) {
+  const KeyRow first = paged_row(kv, b, p, g);
+  return {first.k, first.v, kv.k.stride_row, kv.v.stride_row, count};
 }
 
 }  // namespace hysparse::cuda::decode
