@@ -26,5 +26,6 @@ mkdir -p "$results"
 if [ "${1:-}" != --no-bench ]; then
   python3 bench/gpu/bench_attention.py "$results/attention_forward.json"
   python3 bench/gpu/bench_sparse.py "$results/sparse_forward.json"
+  python3 bench/gpu/bench_decode.py "$results/decode.json"
 fi
 python3 tests/gpu/gpu_check.py

@@ -39,11 +39,12 @@ def graph_us(calls, runs=9):
     return sorted(times)[len(times) // 2]
 
 
-def paged(batch, length, hkv, d, page=64):
+def paged(batch, length, hkv, d, page=64, shuffled=True):
     n = (length + page - 1) // page
     k = torch.randn(batch * n, page, hkv, d, device="cuda", dtype=torch.bfloat16)
     v = torch.randn(batch * n, page, hkv, d, device="cuda", dtype=torch.bfloat16)
-    table = torch.randperm(batch * n, device="cuda").int().view(batch, n)
+    order = torch.randperm(batch * n, device="cuda") if shuffled else torch.arange(batch * n, device="cuda")
+    table = order.int().view(batch, n)
     return k, v, table
 
 

@@ -41,7 +41,7 @@ typedef struct {
 typedef struct {
   int32_t batch, q_heads, kv_heads, head_dim,
       v_head_dim;        /* Hq / Hkv at most 16; dims multiples of 8, at most 256 */
-  const int32_t* kv_len; /* device [batch], each 1 .. max_kv_len */
+  const int32_t* kv_len; /* device [batch], at most max_kv_len; 0 = an idle slot: o = 0, idx = -1 */
   int32_t max_kv_len;
   hysparse_cuda_tensor q; /* [batch, Hq, d] */
   hysparse_cuda_pages kv;

@@ -143,6 +143,42 @@ def sparse_case(name, lengths, hq, hkv, d, dv, page=64, block=64, entries=16, wi
     return ok
 
 
+def idle_slots():
+    """Slots of length 0, as a graph captured for a larger batch has them."""
+    k, v, table, _, _ = make_pages([65, 1, 300], 2, 128, 128, 64)
+    q = torch.randn(3, 8, 128, device="cuda").bfloat16()
+    kv_len = torch.tensor([0, 1, 0], dtype=torch.int32, device="cuda")
+    full = hd.DecodeFull(q, k, v, table, kv_len, 300, 0.1, 64, 4, True)
+    full.run()
+    sparse = hd.DecodeSparse(q, k, v, table, kv_len, 0.1, full.idx, 64, window=128)
+    sparse.run()
+    torch.cuda.synchronize()
+    ok = all(bool((x[[0, 2]] == 0).all()) and bool(x[1].isfinite().all()) for x in (full.o, sparse.out))
+    ok = ok and bool((full.idx[[0, 2]] == -1).all()) and full.idx[1, 0].tolist() == [0, -1, -1, -1] and bool(torch.isneginf(full.scores[[0, 2]]).all())
+    print(f"{'ok' if ok else 'FAIL'} decode idle slots", flush=True)
+    return ok
+
+
+def graph_with_growing_lengths():
+    """One captured graph serves later steps: lengths and page tables are read when it runs."""
+    lengths = [130, 513]
+    k, v, table, ks, vs = make_pages(lengths, 2, 128, 128, 64)
+    q = torch.randn(2, 8, 128, device="cuda").bfloat16()
+    kv_len = torch.tensor([100, 200], dtype=torch.int32, device="cuda")
+    call = hd.DecodeFull(q, k, v, table, kv_len, 1024, 0.1, 64, 4)
+    call.run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call.run()
+    kv_len.copy_(torch.tensor(lengths, dtype=torch.int32))
+    graph.replay()
+    torch.cuda.synchronize()
+    e = max((call.o[b].double() - softmax(q[b], ks[b], vs[b], 0.1)[0]).abs().max().item() for b in range(2))
+    print(f"{'ok' if e < 0.02 else 'FAIL'} decode graph: o {e:.1e}", flush=True)
+    return e < 0.02
+
+
 def run():
     """One bool a case."""
     results = []
@@ -168,6 +204,8 @@ def run():
     results.append(sparse_case("longer ring, window 300", [700, 64, 301], 8, 2, 128, 128, window=300, ring=333))
     results.append(sparse_case("no sinks, channel gates", [700, 64, 1], 8, 2, 128, 128, sinks=False, channels=True))
     results.append(sparse_case("batch 256", [17 * i % 900 + 1 for i in range(256)], 4, 1, 128, 128))
+    results.append(idle_slots())
+    results.append(graph_with_growing_lengths())
     return results
 
 

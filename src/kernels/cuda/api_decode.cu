@@ -80,8 +80,8 @@ int check_sparse(const hysparse_cuda_decode_sparse_params* p) {
   return HYSPARSE_OK;
 }
 
-int check_device(const char* what, int& capability) {
-  capability = compute_capability();
+int check_device(const char* what) {
+  const int capability = compute_capability();
   if (capability == 0) return fail(HYSPARSE_CUDA_ERROR, std::string(what) + ": no CUDA device");
   if (capability < 80)
     return fail(HYSPARSE_UNSUPPORTED, std::string(what) + ": needs a GPU of compute capability 8.0 or later");
@@ -98,8 +98,7 @@ size_t hysparse_cuda_decode_full_workspace(const hysparse_cuda_decode_full_param
 
 int hysparse_cuda_decode_full(const hysparse_cuda_decode_full_params* p, hysparse_stream stream) {
   if (int e = check_full(p)) return e;
-  int capability = 0;
-  if (int e = check_device("decode of a full layer", capability)) return e;
+  if (int e = check_device("decode of a full layer")) return e;
   if (!p->workspace || p->workspace_bytes < decode::workspace(*p))
     return bad("decode of a full layer", "workspace of " + std::to_string(p->workspace_bytes) +
                                              " bytes, needs " + std::to_string(decode::workspace(*p)));
@@ -108,9 +107,8 @@ int hysparse_cuda_decode_full(const hysparse_cuda_decode_full_params* p, hyspars
 
 int hysparse_cuda_decode_sparse(const hysparse_cuda_decode_sparse_params* p, hysparse_stream stream) {
   if (int e = check_sparse(p)) return e;
-  int capability = 0;
-  if (int e = check_device("decode of a sparse layer", capability)) return e;
-  return decode::run(*p, capability >= 90, stream);
+  if (int e = check_device("decode of a sparse layer")) return e;
+  return decode::run(*p, stream);
 }
 
 }  // extern "C"

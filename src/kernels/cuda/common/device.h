@@ -13,4 +13,14 @@ inline int compute_capability() {
   return major * 10 + minor;
 }
 
+// Whether the code of `kernel` that this device runs has what needs compute capability 9.0: newer devices may
+// run code compiled at load time from that of 8.0.
+template <class Kernel>
+cudaError_t built_for_hopper(Kernel kernel, bool& answer) {
+  cudaFuncAttributes a{};
+  const cudaError_t e = cudaFuncGetAttributes(&a, reinterpret_cast<const void*>(kernel));
+  answer = a.ptxVersion >= 90;
+  return e;
+}
+
 }  // namespace hysparse::cuda

@@ -1,12 +1,15 @@
 // Merges the splits of a full layer's decode, a CTA a query head, and ranks its blocks, a CTA a KV head.
 #include "kernels/cuda/sm80/decode/combine.h"
 
+#include "kernels/cuda/common/device.h"
 #include "kernels/cuda/sm80/decode/full.cuh"
 
 namespace hysparse::cuda::decode {
 namespace {
 
-constexpr int kWarps = 16, kThreads = kWarps * 32, kMaxDim = 256;
+// Splits are summed in this many classes (s modulo it), then the classes in order, whatever the number of
+// threads.
+constexpr int kClasses = 16, kMaxDim = 256;
 
 __device__ float warp_max(float x) {
   for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, i));
@@ -21,9 +24,11 @@ __device__ float warp_sum(float x) {
 __device__ float2 merged(const float2* part, int splits) {
   const int lane = threadIdx.x % 32;
   float m = -INFINITY;
+#pragma unroll 4
   for (int s = lane; s < splits; s += 32) m = fmaxf(m, part[s].x);
   m = warp_max(m);
   float l = 0;
+#pragma unroll 4
   for (int s = lane; s < splits; s += 32) l += part[s].y * exp2_fast(part[s].x - m);
   return {m, warp_sum(l)};
 }
@@ -32,37 +37,40 @@ __device__ float natural_lse(float2 merged) {
   return (merged.x + log2f(merged.y)) * kLn2;
 }
 
+template <int kWarps>
 __device__ void merge_output(const CombineParams& p, int b, int head, int splits) {
-  __shared__ float sum[kWarps][kMaxDim];
+  __shared__ float sum[kClasses][kMaxDim];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t first = (int64_t(b) * p.q_heads + head) * p.splits;
   const float2* part = p.part + first;
   const float2 all = merged(part, splits);
-  float4 o[2] = {};
-#pragma unroll 4
-  for (int s = warp; s < splits; s += kWarps) {
-    const float f = exp2_fast(part[s].x - all.x);
-    const float* from = p.part_o + (first + s) * p.v_dim;
+  for (int of = warp; of < kClasses; of += kWarps) {
+    float4 o[2] = {};
+#pragma unroll 8
+    for (int s = of; s < splits; s += kClasses) {
+      const float f = exp2_fast(part[s].x - all.x);
+      const float* from = p.part_o + (first + s) * p.v_dim;
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int c = (j * 32 + lane) * 4;
-      if (c >= p.v_dim) continue;
-      const float4 x = __ldcs(reinterpret_cast<const float4*>(from + c));
-      o[j].x += f * x.x;
-      o[j].y += f * x.y;
-      o[j].z += f * x.z;
-      o[j].w += f * x.w;
+      for (int j = 0; j < 2; ++j) {
+        const int c = (j * 32 + lane) * 4;
+        if (c >= p.v_dim) continue;
+        const float4 x = __ldcs(reinterpret_cast<const float4*>(from + c));
+        o[j].x += f * x.x;
+        o[j].y += f * x.y;
+        o[j].z += f * x.z;
+        o[j].w += f * x.w;
+      }
     }
-  }
 #pragma unroll
-  for (int j = 0; j < 2; ++j)
-    if ((j * 32 + lane) * 4 < p.v_dim) *reinterpret_cast<float4*>(&sum[warp][(j * 32 + lane) * 4]) = o[j];
+    for (int j = 0; j < 2; ++j)
+      if ((j * 32 + lane) * 4 < p.v_dim) *reinterpret_cast<float4*>(&sum[of][(j * 32 + lane) * 4]) = o[j];
+  }
   __syncthreads();
-  if (threadIdx.x < p.v_dim) {
+  if (int(threadIdx.x) < p.v_dim) {
     float x = 0;
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) x += sum[i][threadIdx.x];
-    p.o[b * p.o_row + head * p.o_head + threadIdx.x] = __float2bfloat16_rn(x / all.y);
+    for (int i = 0; i < kClasses; ++i) x += sum[i][threadIdx.x];
+    p.o[b * p.o_row + head * p.o_head + threadIdx.x] = __float2bfloat16_rn(all.y > 0 ? x / all.y : 0.0f);
   }
   if (threadIdx.x == 0 && p.lse) p.lse[int64_t(b) * p.q_heads + head] = natural_lse(all);
 }
@@ -83,6 +91,7 @@ __device__ int count_of_all(int mine, int* slot) {
 }
 
 // The largest T with at least `want` keys >= T, by bisection; 0 when fewer are there.
+template <int kWarps>
 __device__ uint32_t threshold_of(const uint32_t* keys, int n, int want) {
   __shared__ int counts[32];
   if (threadIdx.x < 32) counts[threadIdx.x] = 0;
@@ -91,7 +100,7 @@ __device__ uint32_t threshold_of(const uint32_t* keys, int n, int want) {
   for (int bit = 31; bit >= 0; --bit) {
     const uint32_t candidate = threshold | (1u << bit);
     int mine = 0;
-    for (int i = threadIdx.x; i < n; i += kThreads) mine += keys[i] >= candidate;
+    for (int i = threadIdx.x; i < n; i += kWarps * 32) mine += keys[i] >= candidate;
     const int count = count_of_all(mine, &counts[bit]);
     if (count >= want) threshold = candidate;
     if (count == want) break;
@@ -101,12 +110,12 @@ __device__ uint32_t threshold_of(const uint32_t* keys, int n, int want) {
 
 // Calls take(rank among those that pass, i) for the i in [0, n) that pass, in ascending order; returns their
 // number. All threads.
-template <class Passes, class Take>
+template <int kWarps, class Passes, class Take>
 __device__ int in_order(int n, Passes passes, Take take) {
   __shared__ int before[2][kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int found = 0;
-  for (int i0 = 0, turn = 0; i0 < n; i0 += kThreads, turn ^= 1) {
+  for (int i0 = 0, turn = 0; i0 < n; i0 += kWarps * 32, turn ^= 1) {
     const int i = i0 + threadIdx.x;
     const uint32_t who = __ballot_sync(kAll, i < n && passes(i));
     if (lane == 0) before[turn][warp] = __popc(who);
@@ -124,11 +133,12 @@ __device__ int in_order(int n, Passes passes, Take take) {
 
 // A bound that at least `entries` (<= 32) keys reach: the entries-th largest of 32 maxima of disjoint
 // subsets. At least 1, so that no key that stands for "no such block" passes.
+template <int kWarps>
 __device__ uint32_t lower_bound(const uint32_t* keys, int n, int entries) {
   __shared__ uint32_t maxima[kWarps][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   uint32_t best = 0;
-  for (int i = threadIdx.x; i < n; i += kThreads) best = max(best, keys[i]);
+  for (int i = threadIdx.x; i < n; i += kWarps * 32) best = max(best, keys[i]);
   maxima[warp][lane] = best;
   __syncthreads();
 #pragma unroll
@@ -145,20 +155,21 @@ __device__ uint32_t lower_bound(const uint32_t* keys, int n, int entries) {
 
 // The `entries` largest of keys[0, n): ties to the lower index, ascending, padded with -1. Keys below a bound
 // drop out first; the few that stay find their rank by comparing with each other.
+template <int kWarps>
 __device__ void select(const uint32_t* keys, int n, int entries, int32_t* idx) {
-  __shared__ uint32_t live_key[kThreads];
-  __shared__ int live_index[kThreads];
+  __shared__ uint32_t live_key[kWarps * 32];
+  __shared__ int live_index[kWarps * 32];
   const uint32_t bound =
-      entries <= 32 ? lower_bound(keys, n, entries) : max(1u, threshold_of(keys, n, entries));
-  const int live = in_order(
+      entries <= 32 ? lower_bound<kWarps>(keys, n, entries) : max(1u, threshold_of<kWarps>(keys, n, entries));
+  const int live = in_order<kWarps>(
       n, [&](int i) { return keys[i] >= bound; },
       [&](int rank, int i) {
-        if (rank >= kThreads) return;
+        if (rank >= kWarps * 32) return;
         live_key[rank] = keys[i];
         live_index[rank] = i;
       });
   int found;
-  if (live <= kThreads) {
+  if (live <= kWarps * 32) {
     bool wins = int(threadIdx.x) < live;
     if (wins) {
       const uint32_t key = live_key[threadIdx.x];
@@ -168,45 +179,49 @@ __device__ void select(const uint32_t* keys, int n, int entries, int32_t* idx) {
         rank += live_key[j] > key || (live_key[j] == key && j < int(threadIdx.x));
       wins = rank < entries;
     }
-    found = in_order(
+    found = in_order<kWarps>(
         live, [&](int) { return wins; }, [&](int rank, int i) { idx[rank] = live_index[i]; });
   } else {
-    const uint32_t threshold = max(1u, threshold_of(keys, n, entries));
-    const int above = in_order(
+    const uint32_t threshold = max(1u, threshold_of<kWarps>(keys, n, entries));
+    const int above = in_order<kWarps>(
         n, [&](int i) { return keys[i] > threshold; }, [](int, int) {});
     // Of those that tie, the first `entries - above`: all below the index of the last of them.
     __shared__ int last_tie;
     if (threadIdx.x == 0) last_tie = n;
     __syncthreads();
-    in_order(
+    in_order<kWarps>(
         n, [&](int i) { return keys[i] == threshold; },
         [&](int rank, int i) {
           if (rank == entries - above - 1) last_tie = i;
         });
     const int last = last_tie;
-    found = in_order(
+    found = in_order<kWarps>(
         n, [&](int i) { return keys[i] > threshold || (keys[i] == threshold && i <= last); },
         [&](int rank, int i) { idx[rank] = i; });
   }
-  for (int i = found + threadIdx.x; i < entries; i += kThreads) idx[i] = -1;
+  for (int i = found + threadIdx.x; i < entries; i += kWarps * 32) idx[i] = -1;
 }
 
+template <int kWarps>
 __device__ void rank_blocks(const CombineParams& p, int b, int g, int length, int splits) {
   extern __shared__ uint32_t keys[];
   __shared__ float lse[16];
   const int warp = threadIdx.x / 32, ratio = p.q_heads / p.kv_heads, head0 = g * ratio;
-  if (warp < ratio) {
-    const float2 all = merged(p.part + (int64_t(b) * p.q_heads + head0 + warp) * p.splits, splits);
-    if (threadIdx.x % 32 == 0) lse[warp] = natural_lse(all);
+  for (int h = warp; h < ratio; h += kWarps) {
+    const float2 all = merged(p.part + (int64_t(b) * p.q_heads + head0 + h) * p.splits, splits);
+    if (threadIdx.x % 32 == 0) lse[h] = natural_lse(all);
   }
   __syncthreads();
   const int n = (length + p.block - 1) / p.block;
   const float* raw = p.raw + (int64_t(b) * p.q_heads + head0) * p.blocks;
   float* scores = p.block_scores ? p.block_scores + (int64_t(b) * p.kv_heads + g) * p.score_stride : nullptr;
-  for (int i = threadIdx.x; i < n; i += kThreads) {
-    float score = -INFINITY;
-#pragma unroll 4
-    for (int h = 0; h < ratio; ++h) score = fmaxf(score, raw[h * p.blocks + i] * kLn2 - lse[h]);
+  for (int i = threadIdx.x; i < n; i += kWarps * 32) {
+    float score = -INFINITY, x[16];
+#pragma unroll
+    for (int h = 0; h < 16; ++h) x[h] = h < ratio ? raw[h * p.blocks + i] : -INFINITY;
+#pragma unroll
+    for (int h = 0; h < 16; ++h)
+      if (h < ratio) score = fmaxf(score, x[h] * kLn2 - lse[h]);
     if (scores) scores[i] = score;
     uint32_t key = sortable(score);
     if (p.force_diagonal && i == n - 1) key = 0xfffffffeu;
@@ -214,43 +229,51 @@ __device__ void rank_blocks(const CombineParams& p, int b, int g, int length, in
     if (p.entries > 0) keys[i] = key;
   }
   if (scores)
-    for (int64_t i = n + threadIdx.x; i < p.score_stride; i += kThreads) scores[i] = -INFINITY;
+    for (int64_t i = n + threadIdx.x; i < p.score_stride; i += kWarps * 32) scores[i] = -INFINITY;
   if (p.entries == 0) return;
   __syncthreads();
-  select(keys, n, p.entries, p.idx + (int64_t(b) * p.kv_heads + g) * p.entries);
+  select<kWarps>(keys, n, p.entries, p.idx + (int64_t(b) * p.kv_heads + g) * p.entries);
 }
 
-__global__ void __launch_bounds__(kThreads) kernel(const CombineParams p) {
+template <int kWarps>
+__global__ void __launch_bounds__(kWarps * 32) kernel(const CombineParams p) {
   const int b = blockIdx.y, length = p.kv_len[b], splits = splits_of(length);
   wait_for_launcher();
   // The longer work first.
   const int rankers = gridDim.x - p.q_heads;
   if (int(blockIdx.x) < rankers)
-    rank_blocks(p, b, blockIdx.x, length, splits);
+    rank_blocks<kWarps>(p, b, blockIdx.x, length, splits);
   else
-    merge_output(p, b, blockIdx.x - rankers, splits);
+    merge_output<kWarps>(p, b, blockIdx.x - rankers, splits);
 }
 
-}  // namespace
-
-cudaError_t combine(const CombineParams& p, int batch, bool overlap, cudaStream_t stream) {
+template <int kWarps>
+cudaError_t launch(const CombineParams& p, dim3 grid, cudaStream_t stream) {
   const size_t smem = p.entries > 0 ? size_t(p.blocks) * sizeof(uint32_t) : 0;
-  if (smem > 24 << 10) {
-    const cudaError_t e =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(smem));
-    if (e != cudaSuccess) return e;
-  }
+  bool overlap = false;
+  cudaError_t e = built_for_hopper(kernel<kWarps>, overlap);
+  if (e == cudaSuccess && smem > 24 << 10)
+    e = cudaFuncSetAttribute(kernel<kWarps>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(smem));
+  if (e != cudaSuccess) return e;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(p.q_heads + (p.raw ? p.kv_heads : 0), batch);
-  config.blockDim = dim3(kThreads);
+  config.gridDim = grid;
+  config.blockDim = dim3(kWarps * 32);
   config.dynamicSmemBytes = smem;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  return cudaLaunchKernelEx(&config, kernel<kWarps>, p);
+}
+
+}  // namespace
+
+cudaError_t combine(const CombineParams& p, int batch, cudaStream_t stream) {
+  const dim3 grid(p.q_heads + (p.raw ? p.kv_heads : 0), batch);
+  // Few CTAs: many threads each; many: more of them at once.
+  return int64_t(grid.x) * grid.y <= 256 ? launch<16>(p, grid, stream) : launch<8>(p, grid, stream);
 }
 
 }  // namespace hysparse::cuda::decode

@@ -24,7 +24,7 @@ struct CombineParams {
   float* block_scores;
   int64_t score_stride;
 };
-// Behind full_kernel on the stream; `overlap`: set up while that ends (programmatic dependent launch).
-cudaError_t combine(const CombineParams& p, int batch, bool overlap, cudaStream_t stream);
+// Behind full_kernel on the stream, set up while that ends.
+cudaError_t combine(const CombineParams& p, int batch, cudaStream_t stream);
 
 }  // namespace hysparse::cuda::decode

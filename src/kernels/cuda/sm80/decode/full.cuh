@@ -2,8 +2,7 @@
 // the raw block maxima; the combine kernel (combine.cu) does the rest.
 #pragma once
 
-#include "hysparse/cuda_decode.h"
-#include "kernels/cuda/sm80/decode/warp_tile.cuh"
+#include "kernels/cuda/sm80/decode/key_pipe.cuh"
 
 namespace hysparse::cuda::decode {
 
@@ -32,6 +31,7 @@ struct FullParams {
   const __nv_bfloat16* q;
   int64_t q_row, q_head;
   hysparse_cuda_pages kv;
+  PageMath pages;
   float scale_log2;
   int block;
   float* raw;  // null or [batch, Hq, blocks]: maxima of scaled logits, log2 domain
@@ -41,76 +41,68 @@ struct FullParams {
   int splits;
 };
 
-template <int kD, int kDv, int kStages>
+template <int kD, int kDv, int kRows, int kStages>
 __global__ void __launch_bounds__(kSplitWarps * 32) full_kernel(const FullParams p) {
-  using Warp = WarpTile<kD, kDv>;
+  using Pipe = KeyPipe<kD, kDv, kStages>;
   extern __shared__ __align__(128) uint8_t smem[];
   // Neighbours in the grid read the KV heads of the same tokens, which lie side by side in memory.
   const int g = blockIdx.x, split = blockIdx.y, b = blockIdx.z;
   const int length = p.kv_len[b], keys = split_keys(length);
   if (split * keys >= length) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = p.q_heads / p.kv_heads;
   const int run = keys / kSplitWarps, begin = split * keys + warp * run, end = min(length, begin + run);
   const int steps = max(0, (end - begin + kKeys - 1) / kKeys);
-  const int rows = p.q_heads / p.kv_heads;
-  uint8_t* mine = smem + warp * kStages * Warp::kStage * 2;
-  const uint32_t stages = smem_address(mine);
 
-  const bool runs = p.kv.page_size % kKeys == 0;
-  Warp w;
-  w.start();
-  // Where the next step to fetch lies is looked up a step ahead.
+  const bool runs = p.kv.page_size % kKeys == 0;  // the keys of a step lie in one page
+  // Where the next step to fetch lies is looked up a step early.
   KeyRow next{};
   const auto look_up = [&](int step) {
     const int at = begin + step * kKeys + (runs ? 0 : lane % kKeys);
-    if (at < end) next = paged_row(p.kv, b, at, g);
+    if (at < end) next = paged_row(p.kv, p.pages, b, at, g);
   };
+  const auto mask_of = [&](int step) { return first_bits(min(kKeys, end - begin - step * kKeys)); };
+  Pipe pipe(smem + warp * Pipe::kBytes, p.dim, p.v_dim);
   const auto fetch = [&](int step) {
     const KeyRow row = next;
     look_up(step + 1);
-    if (step < steps) {
-      const uint32_t stage = stages + step % kStages * Warp::kStage * 2;
-      const int there = min(kKeys, end - begin - step * kKeys);
-      if (runs)
-        Warp::fetch(stage, KeyRun{row.k, row.v, p.kv.k.stride_row, p.kv.v.stride_row, there}, p.dim, p.v_dim);
-      else
-        Warp::fetch(stage, row, first_bits(there), p.dim, p.v_dim);
-    }
-    copy_async_commit();
+    if (runs)
+      pipe.fetch(row, p.kv.k.stride_row, p.kv.v.stride_row, min(kKeys, end - begin - step * kKeys));
+    else
+      pipe.fetch(row, mask_of(step));
   };
   look_up(0);
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) fetch(i);
+  for (int i = 0; i < kStages; ++i) fetch(i);
+  WarpTile<kD, kDv, kRows> w;
+  w.start();
   w.load_q(p.q + b * p.q_row + int64_t(g) * rows * p.q_head, p.q_head, rows, p.dim);
 
-  float best[2] = {-INFINITY, -INFINITY};  // of the block at hand
+  float best[w.kHalves];  // of the block at hand
+#pragma unroll
+  for (int r = 0; r < w.kHalves; ++r) best[r] = -INFINITY;
   for (int i = 0; i < steps; ++i) {
-    __syncwarp();  // every lane is done with the stage that is filled now
-    fetch(i + kStages - 1);
-    copy_async_wait<kStages - 1>();
+    const uint32_t mask = mask_of(i);
+    w.attend(pipe.wait(), mask, p.scale_log2);
     __syncwarp();
-    w.attend(stages + i % kStages * Warp::kStage * 2, first_bits(end - begin - i * kKeys), p.scale_log2);
+    fetch(i + kStages);
     if (!p.raw) continue;
     const int past = begin + (i + 1) * kKeys;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      best[r] = fmaxf(best[r], w.step_max[r]);
-      if (past % p.block != 0 && i + 1 < steps) continue;
+    for (int r = 0; r < w.kHalves; ++r) best[r] = fmaxf(best[r], w.step_max[r]);
+    if ((past & (p.block - 1)) != 0 && i + 1 < steps) continue;
+#pragma unroll
+    for (int r = 0; r < w.kHalves; ++r) {
       const int head = lane / 4 + r * 8;
       if (lane % 4 == 0 && head < rows)
         p.raw[(int64_t(b) * p.q_heads + g * rows + head) * p.blocks + (past - 1) / p.block] = best[r];
       best[r] = -INFINITY;
     }
   }
-  copy_async_wait<0>();
   launch_dependents();
-  __syncwarp();
-  w.leave(*reinterpret_cast<Partial<kDv>*>(mine));
+  w.leave(pipe.result());
   __syncthreads();
 
-  const auto partial = [&](int i) {
-    return reinterpret_cast<const Partial<kDv>*>(smem + i * kStages * Warp::kStage * 2);
-  };
+  const auto partial = [&](int i) { return reinterpret_cast<const Partial<kDv>*>(smem + i * Pipe::kBytes); };
   const int64_t first = (int64_t(b) * p.q_heads + g * rows) * p.splits + split;
   for (int i = threadIdx.x; i < rows * (p.v_dim / 2); i += kSplitWarps * 32) {
     const int row = i / (p.v_dim / 2), c = i % (p.v_dim / 2) * 2;

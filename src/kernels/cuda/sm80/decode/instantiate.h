@@ -11,7 +11,7 @@ struct SparseParams;
 template <int kD, int kDv>
 struct Kernels {
   static cudaError_t full(const FullParams& p, int batch, cudaStream_t stream);
-  static cudaError_t sparse(const SparseParams& p, int batch, bool clusters, cudaStream_t stream);
+  static cudaError_t sparse(const SparseParams& p, int batch, cudaStream_t stream);
 };
 
 }  // namespace hysparse::cuda::decode

@@ -1,7 +1,6 @@
 #include "kernels/cuda/sm80/decode/launch.h"
 
 #include "kernels/cuda/common/batch.h"
-#include "kernels/cuda/common/device.h"
 #include "kernels/cuda/sm80/decode/combine.h"
 #include "kernels/cuda/sm80/decode/full.cuh"
 #include "kernels/cuda/sm80/decode/instantiate.h"
@@ -64,6 +63,7 @@ int run(const hysparse_cuda_decode_full_params& p, cudaStream_t stream) {
   f.q_row = p.q.stride_row;
   f.q_head = p.q.stride_head;
   f.kv = p.kv;
+  f.pages = page_math(p.kv.page_size);
   f.scale_log2 = p.scale * kLog2e;
   f.block = p.block;
   f.raw = scored(p) ? reinterpret_cast<float*>(memory + l.raw) : nullptr;
@@ -96,10 +96,10 @@ int run(const hysparse_cuda_decode_full_params& p, cudaStream_t stream) {
   c.idx = p.idx;
   c.block_scores = p.block_scores;
   c.score_stride = p.score_stride;
-  return check_cuda(combine(c, p.batch, compute_capability() >= 90, stream), "decode of a full layer, merge");
+  return check_cuda(combine(c, p.batch, stream), "decode of a full layer, merge");
 }
 
-int run(const hysparse_cuda_decode_sparse_params& p, bool clusters, cudaStream_t stream) {
+int run(const hysparse_cuda_decode_sparse_params& p, cudaStream_t stream) {
   SparseParams s{};
   s.kv_len = p.kv_len;
   s.q_heads = p.q_heads;
@@ -111,7 +111,9 @@ int run(const hysparse_cuda_decode_sparse_params& p, bool clusters, cudaStream_t
   s.q_head = p.q.stride_head;
   s.scale_log2 = p.scale * kLog2e;
   s.kv = p.kv;
+  s.pages = page_math(p.kv.page_size > 0 ? p.kv.page_size : 1);
   s.block = p.block > 0 ? p.block : 1;
+  s.blocks = page_math(s.block);
   s.entries = p.entries;
   s.idx = p.idx;
   s.sparse_sinks = p.sparse_sinks;
@@ -126,8 +128,8 @@ int run(const hysparse_cuda_decode_sparse_params& p, bool clusters, cudaStream_t
   s.out = static_cast<__nv_bfloat16*>(p.out.data);
   s.out_row = p.out.stride_row;
   s.out_head = p.out.stride_head;
-  const cudaError_t e = with_dims(p.head_dim, p.v_head_dim,
-                                  [&](auto kernels) { return kernels.sparse(s, p.batch, clusters, stream); });
+  const cudaError_t e =
+      with_dims(p.head_dim, p.v_head_dim, [&](auto kernels) { return kernels.sparse(s, p.batch, stream); });
   return check_cuda(e, "decode of a sparse layer");
 }
 

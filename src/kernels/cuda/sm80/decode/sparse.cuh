@@ -5,8 +5,7 @@
 
 #include <cooperative_groups.h>
 
-#include "hysparse/cuda_decode.h"
-#include "kernels/cuda/sm80/decode/warp_tile.cuh"
+#include "kernels/cuda/sm80/decode/key_pipe.cuh"
 
 namespace hysparse::cuda::decode {
 
@@ -20,6 +19,7 @@ struct SparseParams {
   int64_t q_row, q_head;
   float scale_log2;
   hysparse_cuda_pages kv;
+  PageMath pages, blocks;
   int block, entries;
   const int32_t* idx;
   const float *sparse_sinks, *window_sinks;
@@ -34,103 +34,86 @@ struct SparseParams {
 };
 
 template <int kD, int kDv>
-constexpr int kSparseSmem = kSparseThreads / 32 * kSparseStages* WarpTile<kD, kDv>::kStage * 2 +
+constexpr int kSparseSmem = kSparseThreads / 32 * KeyPipe<kD, kDv, kSparseStages>::kBytes +
                             int(sizeof(Partial<kDv>));
 
 __device__ inline float merge_factor(float m, float all) {
   return m == -INFINITY ? 0.0f : exp2_fast(m - all);
 }
 
-template <int kD, int kDv, int kCluster>
+template <int kD, int kDv, int kRows, int kCluster>
 __global__ void __launch_bounds__(kSparseThreads) sparse_kernel(const SparseParams p) {
-  using Warp = WarpTile<kD, kDv>;
+  using Pipe = KeyPipe<kD, kDv, kSparseStages>;
   extern __shared__ __align__(128) uint8_t smem[];
   const int rank = blockIdx.x % kCluster, g = blockIdx.x / kCluster, b = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int length = p.kv_len[b], rows = p.q_heads / p.kv_heads;
-  uint8_t* mine = smem + warp * kSparseStages * Warp::kStage * 2;
-  const uint32_t stage = smem_address(mine);
-  Partial<kDv>& sparse =
-      *reinterpret_cast<Partial<kDv>*>(smem + kSparseThreads / 32 * kSparseStages * Warp::kStage * 2);
-  Partial<kDv>& window =
-      *reinterpret_cast<Partial<kDv>*>(smem + kSparseWarps * kSparseStages * Warp::kStage * 2);
+  const auto of_warp = [&](int i) { return reinterpret_cast<Partial<kDv>*>(smem + i * Pipe::kBytes); };
+  Partial<kDv>& sparse = *reinterpret_cast<Partial<kDv>*>(smem + kSparseThreads / 32 * Pipe::kBytes);
+  Partial<kDv>& window = *of_warp(kSparseWarps);
 
-  Warp w;
+  Pipe pipe(smem + warp * Pipe::kBytes, p.dim, p.v_dim);
+  WarpTile<kD, kDv, kRows> w;
   w.start();
-  // fetch(step, stage) brings a step's keys on their way and returns which are there.
-  const auto walk = [&](int steps, const auto& fetch) {
+  // row_at(step, row) says whether this lane's row of a step is there and where.
+  const auto walk = [&](int steps, const auto& row_at) {
     uint32_t masks[kSparseStages] = {};
     const auto begin = [&](int step) {
-      if (step < steps)
-        masks[step % kSparseStages] = fetch(step, stage + step % kSparseStages * Warp::kStage * 2);
-      copy_async_commit();
+      KeyRow row{};
+      const bool seen = step < steps && row_at(step, row);
+      const uint32_t mask = __ballot_sync(kAll, seen) & first_bits(kKeys);
+      pipe.fetch(row, mask);
+      return mask;
     };
 #pragma unroll
-    for (int i = 0; i < kSparseStages; ++i) begin(i);
+    for (int i = 0; i < kSparseStages; ++i) masks[i] = begin(i);
     if (steps > 0) w.load_q(p.q + b * p.q_row + int64_t(g) * rows * p.q_head, p.q_head, rows, p.dim);
     for (int i0 = 0; i0 < steps; i0 += kSparseStages)
 #pragma unroll
       for (int j = 0; j < kSparseStages; ++j) {
-        copy_async_wait<kSparseStages - 1>();
+        const uint32_t keys = pipe.wait();
+        if (masks[j]) w.attend(keys, masks[j], p.scale_log2);
         __syncwarp();
-        if (masks[j]) w.attend(stage + j * Warp::kStage * 2, masks[j], p.scale_log2);
-        masks[j] = 0;
-        __syncwarp();
-        begin(i0 + j + kSparseStages);
+        masks[j] = begin(i0 + j + kSparseStages);
       }
   };
   if (warp < kSparseWarps) {
     const int tokens = p.entries * p.block;
     const int32_t* idx = p.idx + (int64_t(b) * p.kv_heads + g) * p.entries;
-    const bool runs = p.block % kKeys == 0 && p.kv.page_size % kKeys == 0;
     const int first = rank * kSparseWarps + warp, stride = kCluster * kSparseWarps;
     const int steps = (tokens + kKeys - 1) / kKeys;
-    walk(steps > first ? (steps - first - 1) / stride + 1 : 0, [&](int step, uint32_t to) {
-      const int i = (first + step * stride) * kKeys + (runs ? 0 : lane % kKeys);
-      const int block = i < tokens ? idx[i / p.block] : -1;
-      const int64_t at = int64_t(block) * p.block + i % p.block;
-      const bool seen = block >= 0 && at < length;
-      if (runs) {
-        if (!seen) return 0u;
-        const int there = int(min(int64_t(kKeys), length - at));
-        Warp::fetch(to, paged_run(p.kv, b, int(at), there, g), p.dim, p.v_dim);
-        return first_bits(there);
-      }
-      const uint32_t mask = __ballot_sync(kAll, seen) & first_bits(kKeys);
-      if (mask) Warp::fetch(to, seen ? paged_row(p.kv, b, int(at), g) : KeyRow{}, mask, p.dim, p.v_dim);
-      return mask;
+    walk(steps > first ? (steps - first - 1) / stride + 1 : 0, [&](int step, KeyRow& row) {
+      const int i = (first + step * stride) * kKeys + lane % kKeys;
+      const int block = i < tokens ? idx[p.blocks.page(i)] : -1;
+      const int64_t at = int64_t(block) * p.block + p.blocks.inner(i);
+      if (block < 0 || at >= length) return false;
+      row = paged_row(p.kv, p.pages, b, int(at), g);
+      return true;
     });
   } else {
     const int begin = max(0, length - p.window), fresh = p.ring.fresh_k.data ? length - 1 : length;
     const int steps = p.window > 0 ? (length - begin + kKeys - 1) / kKeys : 0;
-    walk(steps > rank ? (steps - rank - 1) / kCluster + 1 : 0, [&](int step, uint32_t to) {
+    walk(steps > rank ? (steps - rank - 1) / kCluster + 1 : 0, [&](int step, KeyRow& row) {
       const int at = begin + (rank + step * kCluster) * kKeys + lane % kKeys;
-      const bool seen = at < length;
-      KeyRow row{};
-      if (seen && p.shared_window)
-        row = paged_row(p.kv, b, at, g);
-      else if (seen && at < fresh)
-        row = {row_of(p.ring.k, p.ring.slot[b], at % p.ring.length, g),
-               row_of(p.ring.v, p.ring.slot[b], at % p.ring.length, g)};
-      else if (seen)
-        row = {static_cast<const __nv_bfloat16*>(p.ring.fresh_k.data) + b * p.ring.fresh_k.stride_row +
-                   g * p.ring.fresh_k.stride_head,
-               static_cast<const __nv_bfloat16*>(p.ring.fresh_v.data) + b * p.ring.fresh_v.stride_row +
-                   g * p.ring.fresh_v.stride_head};
-      const uint32_t mask = __ballot_sync(kAll, seen) & first_bits(kKeys);
-      Warp::fetch(to, row, mask, p.dim, p.v_dim);
-      return mask;
+      if (at >= length) return false;
+      if (p.shared_window) {
+        row = paged_row(p.kv, p.pages, b, at, g);
+      } else if (at < fresh) {
+        const int slot = p.ring.slot[b], inner = at % p.ring.length;
+        row = {row_of(p.ring.k, slot, inner, g), row_of(p.ring.v, slot, inner, g)};
+      } else {
+        const auto fresh_row = [&](const hysparse_cuda_tensor& t) {
+          return static_cast<const __nv_bfloat16*>(t.data) + b * t.stride_row + g * t.stride_head;
+        };
+        row = {fresh_row(p.ring.fresh_k), fresh_row(p.ring.fresh_v)};
+      }
+      return true;
     });
   }
-  copy_async_wait<0>();
-  __syncwarp();
-  w.leave(*reinterpret_cast<Partial<kDv>*>(mine));
+  w.leave(pipe.result());
   __syncthreads();
 
   // The CTA's sparse warps into one.
-  const auto of_warp = [&](int i) {
-    return reinterpret_cast<const Partial<kDv>*>(smem + i * kSparseStages * Warp::kStage * 2);
-  };
   for (int i = threadIdx.x; i < rows * kDv; i += kSparseThreads) {
     const int row = i / kDv, c = i % kDv;
     float m = -INFINITY, l = 0, o = 0;
