@@ -28,6 +28,7 @@ class Memory {
   virtual void from_host(void* dst, const void* host, size_t bytes) = 0;
   virtual void to_host(void* host, const void* src, size_t bytes) = 0;
   virtual void copy(void* dst, const void* src, size_t bytes) = 0;
+  virtual void synchronize() {}  // waits until the device has done all that was asked of it
 };
 Memory& host_memory();
 

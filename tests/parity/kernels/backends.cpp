@@ -1,5 +1,7 @@
 // The one place that lists the backends under test.
 #include "kernels/cpu/cpu.h"
+#include "kernels/cuda_ops/cuda_ops.h"
+#include "kernels/cuda_ops/library.h"
 #include "parity/kernels/harness.h"
 
 namespace hysparse::test {
@@ -13,6 +15,9 @@ const std::vector<Backend>& backends() {
     };
     add("cpu", "", true);
     for (const std::string& level : cpu_dispatch_levels()) add("cpu_" + level, level, false);
+    if (cuda_available())
+      for (DType t : {DType::f32, DType::bf16})
+        all.push_back({"cuda_" + std::string(name_of(t)), &cuda_ops(CudaMemoryKind::managed), t, "", false});
     return all;
   }();
   return list;

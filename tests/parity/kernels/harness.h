@@ -23,6 +23,9 @@ struct Backend {
   std::string level;  // cpu dispatch level to force; empty: none
   bool main = true;   // the others get the shorter default sweep
   DType acc() const { return accumulation_dtype(dtype); }
+  bool on_host() const {
+    return ops->memory().device() == DeviceKind::cpu;
+  }  // it can check values of index tensors
 };
 inline void PrintTo(const Backend& b, std::ostream* out) {
   *out << b.name;
@@ -102,9 +105,10 @@ class Bench {
       if (item.role == Role::input) inputs.push_back(item.pair.buffer(1).snapshot());
     for (const int threads : {1, 2, 4, 1}) {
       reset(1);
-      Arena scratch;
-      Runtime rt{pool(threads), scratch, *backend_.ops, host_memory()};
+      Arena scratch(backend_.ops->memory());
+      Runtime rt{pool(threads), scratch, *backend_.ops, backend_.ops->memory()};
       call(1, rt);
+      backend_.ops->memory().synchronize();
       std::vector<std::vector<std::byte>> outputs;
       size_t next_input = 0;
       for (size_t i = 0; i < items_.size(); ++i) {
@@ -156,7 +160,7 @@ class Bench {
   }
   const Pair& remember(DType type, const std::vector<int64_t>& dims, Role role,
                        const std::vector<double>& x) {
-    items_.push_back({Pair(type, dims, gaps_), role, x});
+    items_.push_back({Pair(type, dims, gaps_, backend_.ops->memory()), role, x});
     if (role != Role::output) items_.back().pair.set(x);
     return items_.back().pair;
   }

@@ -101,7 +101,7 @@ inline std::vector<double> absolutes(std::vector<double> x) {
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(DType t, const std::vector<int64_t>& dims, bool gaps = false) {
+  Buffer(DType t, const std::vector<int64_t>& dims, bool gaps = false, Memory& memory = host_memory()) {
     std::vector<int64_t> stride(dims.size(), 1);
     int64_t span = 1;
     for (size_t d = dims.size(); d-- > 0;) {
@@ -110,7 +110,7 @@ class Buffer {
       if (gaps && d > 0) span += d + 1 == dims.size() ? 5 : stride[d];
     }
     const int64_t guard = gaps ? 16 : 0;  // none without gaps: a sanitizer sees every step past the end
-    storage_ = Tensor(t, {span + guard});
+    storage_ = Tensor(t, {span + guard}, memory);
     poison(storage_.view());
     view_ = storage_.view();
     view_.rank = static_cast<int>(dims.size());
@@ -153,8 +153,8 @@ class Buffer {
 class Pair {
  public:
   Pair() = default;
-  Pair(DType t, const std::vector<int64_t>& dims, bool gaps)
-      : side_{Buffer(t == DType::i32 ? t : DType::f64, dims), Buffer(t, dims, gaps)} {}
+  Pair(DType t, const std::vector<int64_t>& dims, bool gaps, Memory& memory)
+      : side_{Buffer(t == DType::i32 ? t : DType::f64, dims), Buffer(t, dims, gaps, memory)} {}
   const TensorView& operator[](int i) const { return side_[size_t(i)].view(); }
   const Buffer& buffer(int i) const { return side_[size_t(i)]; }
   explicit operator bool() const { return bool(side_[0].view()); }

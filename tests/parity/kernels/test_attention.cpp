@@ -137,8 +137,9 @@ TEST_P(Attention, RefusesHeadsThatDoNotDivide) {
     const Pair& o = in.bench.out({5, hq, 16});
     const Pair& lse = in.bench.out_acc({5, hq});
     ThreadPool pool(1);
-    Arena scratch;
-    Runtime rt{pool, scratch, *GetParam().ops, host_memory()};
+    Memory& memory = GetParam().ops->memory();
+    Arena scratch(memory);
+    Runtime rt{pool, scratch, *GetParam().ops, memory};
     try {
       rt.ops.attention(rt, {in.batch, in.q()[1], in.kv(1), in.scale, o[1], lse[1]});
       FAIL() << hq << ":" << hkv << " was accepted";

@@ -161,8 +161,9 @@ TEST_P(Linear, RefusesWrongShapes) {
   const Pair& w = b.in({6, 9});
   const Pair& y = b.out({4, 6});
   ThreadPool pool(1);
-  Arena scratch;
-  Runtime rt{pool, scratch, *GetParam().ops, host_memory()};
+  Memory& memory = GetParam().ops->memory();
+  Arena scratch(memory);
+  Runtime rt{pool, scratch, *GetParam().ops, memory};
   const Weight weight{.name = "w", .value = w[1]};
   EXPECT_THROW(rt.ops.linear(rt, {x[1], weight, nullptr, y[1], false}), Error);
 }

@@ -2,6 +2,7 @@
 #include "kernels/cuda/sm80/decode/combine.h"
 
 #include "kernels/cuda/common/device.h"
+#include "kernels/cuda/common/select_cta.cuh"
 #include "kernels/cuda/sm80/decode/full.cuh"
 
 namespace hysparse::cuda::decode {
@@ -75,133 +76,6 @@ __device__ void merge_output(const CombineParams& p, int b, int head, int splits
   if (threadIdx.x == 0 && p.lse) p.lse[int64_t(b) * p.q_heads + head] = natural_lse(all);
 }
 
-// Order-preserving map of floats to unsigned above 0, which stands for "no such block" (-inf, NaN).
-__device__ uint32_t sortable(float x) {
-  if (!(x > -INFINITY)) return 0;
-  const uint32_t u = __float_as_uint(x);
-  return (u & 0x80000000u) ? ~u : u | 0x80000000u;
-}
-
-// Sum over the CTA; `slot` is zero before and each call has its own.
-__device__ int count_of_all(int mine, int* slot) {
-  mine = __reduce_add_sync(kAll, mine);
-  if (threadIdx.x % 32 == 0 && mine != 0) atomicAdd(slot, mine);
-  __syncthreads();
-  return *slot;
-}
-
-// The largest T with at least `want` keys >= T, by bisection; 0 when fewer are there.
-template <int kWarps>
-__device__ uint32_t threshold_of(const uint32_t* keys, int n, int want) {
-  __shared__ int counts[32];
-  if (threadIdx.x < 32) counts[threadIdx.x] = 0;
-  __syncthreads();
-  uint32_t threshold = 0;
-  for (int bit = 31; bit >= 0; --bit) {
-    const uint32_t candidate = threshold | (1u << bit);
-    int mine = 0;
-    for (int i = threadIdx.x; i < n; i += kWarps * 32) mine += keys[i] >= candidate;
-    const int count = count_of_all(mine, &counts[bit]);
-    if (count >= want) threshold = candidate;
-    if (count == want) break;
-  }
-  return threshold;
-}
-
-// Calls take(rank among those that pass, i) for the i in [0, n) that pass, in ascending order; returns their
-// number. All threads.
-template <int kWarps, class Passes, class Take>
-__device__ int in_order(int n, Passes passes, Take take) {
-  __shared__ int before[2][kWarps];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int found = 0;
-  for (int i0 = 0, turn = 0; i0 < n; i0 += kWarps * 32, turn ^= 1) {
-    const int i = i0 + threadIdx.x;
-    const uint32_t who = __ballot_sync(kAll, i < n && passes(i));
-    if (lane == 0) before[turn][warp] = __popc(who);
-    __syncthreads();
-    int mine = found + __popc(who & ((1u << lane) - 1));
-    for (int j = 0; j < kWarps; ++j) {
-      found += before[turn][j];
-      if (j < warp) mine += before[turn][j];
-    }
-    if (who >> lane & 1) take(mine, i);
-  }
-  __syncthreads();
-  return found;
-}
-
-// A bound that at least `entries` (<= 32) keys reach: the entries-th largest of 32 maxima of disjoint
-// subsets. At least 1, so that no key that stands for "no such block" passes.
-template <int kWarps>
-__device__ uint32_t lower_bound(const uint32_t* keys, int n, int entries) {
-  __shared__ uint32_t maxima[kWarps][32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  uint32_t best = 0;
-  for (int i = threadIdx.x; i < n; i += kWarps * 32) best = max(best, keys[i]);
-  maxima[warp][lane] = best;
-  __syncthreads();
-#pragma unroll
-  for (int j = 0; j < kWarps; ++j) best = max(best, maxima[j][lane]);
-  int rank = 0;
-#pragma unroll 8
-  for (int i = 0; i < 32; ++i) {
-    const uint32_t other = __shfl_sync(kAll, best, i);
-    rank += other > best || (other == best && i < lane);
-  }
-  const uint32_t at = __ballot_sync(kAll, rank == entries - 1);
-  return max(1u, __shfl_sync(kAll, best, __ffs(int(at)) - 1));
-}
-
-// The `entries` largest of keys[0, n): ties to the lower index, ascending, padded with -1. Keys below a bound
-// drop out first; the few that stay find their rank by comparing with each other.
-template <int kWarps>
-__device__ void select(const uint32_t* keys, int n, int entries, int32_t* idx) {
-  __shared__ uint32_t live_key[kWarps * 32];
-  __shared__ int live_index[kWarps * 32];
-  const uint32_t bound =
-      entries <= 32 ? lower_bound<kWarps>(keys, n, entries) : max(1u, threshold_of<kWarps>(keys, n, entries));
-  const int live = in_order<kWarps>(
-      n, [&](int i) { return keys[i] >= bound; },
-      [&](int rank, int i) {
-        if (rank >= kWarps * 32) return;
-        live_key[rank] = keys[i];
-        live_index[rank] = i;
-      });
-  int found;
-  if (live <= kWarps * 32) {
-    bool wins = int(threadIdx.x) < live;
-    if (wins) {
-      const uint32_t key = live_key[threadIdx.x];
-      int rank = 0;
-#pragma unroll 4
-      for (int j = 0; j < live; ++j)
-        rank += live_key[j] > key || (live_key[j] == key && j < int(threadIdx.x));
-      wins = rank < entries;
-    }
-    found = in_order<kWarps>(
-        live, [&](int) { return wins; }, [&](int rank, int i) { idx[rank] = live_index[i]; });
-  } else {
-    const uint32_t threshold = max(1u, threshold_of<kWarps>(keys, n, entries));
-    const int above = in_order<kWarps>(
-        n, [&](int i) { return keys[i] > threshold; }, [](int, int) {});
-    // Of those that tie, the first `entries - above`: all below the index of the last of them.
-    __shared__ int last_tie;
-    if (threadIdx.x == 0) last_tie = n;
-    __syncthreads();
-    in_order<kWarps>(
-        n, [&](int i) { return keys[i] == threshold; },
-        [&](int rank, int i) {
-          if (rank == entries - above - 1) last_tie = i;
-        });
-    const int last = last_tie;
-    found = in_order<kWarps>(
-        n, [&](int i) { return keys[i] > threshold || (keys[i] == threshold && i <= last); },
-        [&](int rank, int i) { idx[rank] = i; });
-  }
-  for (int i = found + threadIdx.x; i < entries; i += kWarps * 32) idx[i] = -1;
-}
-
 template <int kWarps>
 __device__ void rank_blocks(const CombineParams& p, int b, int g, int length, int splits) {
   extern __shared__ uint32_t keys[];
@@ -223,7 +97,7 @@ __device__ void rank_blocks(const CombineParams& p, int b, int g, int length, in
     for (int h = 0; h < 16; ++h)
       if (h < ratio) score = fmaxf(score, x[h] * kLn2 - lse[h]);
     if (scores) scores[i] = score;
-    uint32_t key = sortable(score);
+    uint32_t key = sortable_score(score);
     if (p.force_diagonal && i == n - 1) key = 0xfffffffeu;
     if (p.force_first && i == 0) key = kAll;
     if (p.entries > 0) keys[i] = key;
@@ -232,7 +106,8 @@ __device__ void rank_blocks(const CombineParams& p, int b, int g, int length, in
     for (int64_t i = n + threadIdx.x; i < p.score_stride; i += kWarps * 32) scores[i] = -INFINITY;
   if (p.entries == 0) return;
   __syncthreads();
-  select<kWarps>(keys, n, p.entries, p.idx + (int64_t(b) * p.kv_heads + g) * p.entries);
+  select_cta<kWarps>([&](int i) { return keys[i]; }, n, p.entries,
+                     p.idx + (int64_t(b) * p.kv_heads + g) * p.entries);
 }
 
 template <int kWarps>

@@ -1,0 +1,169 @@
+// SwiGLU and the gated sum of two branches, forward and backward.
+#include <algorithm>
+
+#include "kernels/cuda/sm80/elem/launch.h"
+
+namespace hysparse::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// exp of a negative number only: it never overflows, and small results keep their digits.
+__device__ float sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  return (x < 0 ? e : 1.0f) / (1.0f + e);
+}
+
+template <class T, int kV>
+__global__ void swiglu_kernel(View gate, View up, View h, int64_t total) {
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
+       i += int64_t(gridDim.x) * kThreads) {
+    const auto g = load_vector<kV>(element_at<T>(gate, i * kV)),
+               u = load_vector<kV>(element_at<T>(up, i * kV));
+    Vector<T, kV> y;
+#pragma unroll
+    for (int j = 0; j < kV; ++j)
+      y.x[j] = from_float<T>(to_float(g.x[j]) * sigmoid(to_float(g.x[j])) * to_float(u.x[j]));
+    store_vector(element_at<T>(h, i * kV), y);
+  }
+}
+
+template <class T, int kV>
+__global__ void swiglu_backward_kernel(View gate, View up, View dh, View dgate, View dup, int64_t total) {
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
+       i += int64_t(gridDim.x) * kThreads) {
+    const auto g = load_vector<kV>(element_at<T>(gate, i * kV)),
+               u = load_vector<kV>(element_at<T>(up, i * kV)), d = load_vector<kV>(element_at<T>(dh, i * kV));
+    Vector<T, kV> dg, du;
+#pragma unroll
+    for (int j = 0; j < kV; ++j) {
+      const float x = to_float(g.x[j]), s = sigmoid(x), y = to_float(d.x[j]);
+      dg.x[j] = from_float<T>(y * to_float(u.x[j]) * s * (1 + x * (1 - s)));
+      du.x[j] = from_float<T>(y * x * s);
+    }
+    store_vector(element_at<T>(dgate, i * kV), dg);
+    store_vector(element_at<T>(dup, i * kV), du);
+  }
+}
+
+__device__ float gate_at(const View& gate, int64_t token, int64_t head, int64_t c, int64_t heads,
+                         int64_t dv) {
+  return sigmoid(row_at<float>(gate, token)[gate.shape[1] == heads ? head : head * dv + c]);
+}
+
+template <class T>
+__global__ void gated_sum_kernel(View a, View gate_a, View b, View gate_b, View out, int64_t total) {
+  const int64_t heads = a.shape[1], dv = a.shape[2];
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
+       i += int64_t(gridDim.x) * kThreads) {
+    const int64_t c = i % dv, head = i / dv % heads, token = i / dv / heads;
+    float sum = gate_at(gate_a, token, head, c, heads, dv) * to_float(*element_at<T>(a, i));
+    if (b.data) sum += gate_at(gate_b, token, head, c, heads, dv) * to_float(*element_at<T>(b, i));
+    *element_at<T>(out, i) = from_float<T>(sum);
+  }
+}
+
+// A warp a token and head. Each lane reads all it needs of d_out before it writes da, which may be d_out.
+template <class T>
+__global__ void gated_sum_backward_kernel(View a, View gate_a, View b, View gate_b, View d_out, View da,
+                                          View db, View dgate_a, View dgate_b, int64_t rows) {
+  const int64_t heads = a.shape[1], dv = a.shape[2],
+                row = blockIdx.x * int64_t(kThreads / 32) + threadIdx.x / 32;
+  if (row >= rows) return;
+  const int lane = threadIdx.x % 32;
+  const int64_t token = row / heads, head = row % heads;
+  float sum_a = 0, sum_b = 0;
+  const auto branch = [&](int64_t c, float g, const View& x, const View& gate, const View& dx,
+                          const View& dgate, float& sum) {
+    const float s = gate_at(gate, token, head, c, heads, dv),
+                dg = g * to_float(row_at<T>(x, row)[c]) * s * (1 - s);
+    row_at<T>(dx, row)[c] = from_float<T>(s * g);
+    if (gate.shape[1] == heads)
+      sum += dg;
+    else
+      row_at<float>(dgate, token)[head * dv + c] = dg;
+  };
+  for (int64_t c = lane; c < dv; c += 32) {
+    const float g = to_float(row_at<T>(d_out, row)[c]);
+    branch(c, g, a, gate_a, da, dgate_a, sum_a);
+    if (b.data) branch(c, g, b, gate_b, db, dgate_b, sum_b);
+  }
+  sum_a = warp_total(sum_a);
+  sum_b = warp_total(sum_b);
+  if (lane != 0) return;
+  if (gate_a.shape[1] == heads) row_at<float>(dgate_a, token)[head] = sum_a;
+  if (b.data && gate_b.shape[1] == heads) row_at<float>(dgate_b, token)[head] = sum_b;
+}
+
+}  // namespace
+}  // namespace hysparse::cuda
+
+using namespace hysparse::cuda;
+
+extern "C" {
+
+int hysparse_cuda_swiglu(hysparse_view gate, hysparse_view up, hysparse_view h, hysparse_stream stream) {
+  const int64_t total = rows_of(*h) * width_of(*h);
+  if (!same_shape(*gate, *h) || !same_shape(*up, *h)) return refuse("swiglu", "shapes differ");
+  if (total == 0) return HYSPARSE_OK;
+  const bool ok = with_type(h->dtype, [&](auto t) {
+    using T = decltype(t);
+    constexpr int kV = 16 / sizeof(T);
+    if (vectors_fit(kV, *gate, *up, *h))
+      swiglu_kernel<T, kV>
+          <<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(*gate, *up, *h, total / kV);
+    else
+      swiglu_kernel<T, 1><<<grid_for(total, kThreads), kThreads, 0, stream>>>(*gate, *up, *h, total);
+  });
+  return ok ? launched("swiglu") : unsupported_dtype("swiglu");
+}
+
+int hysparse_cuda_swiglu_backward(hysparse_view gate, hysparse_view up, hysparse_view dh, hysparse_view dgate,
+                                  hysparse_view dup, hysparse_stream stream) {
+  constexpr const char* op = "swiglu_backward";
+  const int64_t total = rows_of(*dh) * width_of(*dh);
+  for (const View* v : {gate, up, dgate, dup})
+    if (!same_shape(*v, *dh)) return refuse(op, "shapes differ");
+  if (total == 0) return HYSPARSE_OK;
+  const bool ok = with_type(dh->dtype, [&](auto t) {
+    using T = decltype(t);
+    constexpr int kV = 16 / sizeof(T);
+    if (vectors_fit(kV, *gate, *up, *dh, *dgate, *dup))
+      swiglu_backward_kernel<T, kV><<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(
+          *gate, *up, *dh, *dgate, *dup, total / kV);
+    else
+      swiglu_backward_kernel<T, 1>
+          <<<grid_for(total, kThreads), kThreads, 0, stream>>>(*gate, *up, *dh, *dgate, *dup, total);
+  });
+  return ok ? launched(op) : unsupported_dtype(op);
+}
+
+int hysparse_cuda_gated_sum(hysparse_view a, hysparse_view gate_a, hysparse_view b, hysparse_view gate_b,
+                            hysparse_view out, hysparse_stream stream) {
+  const int64_t total = rows_of(*a) * width_of(*a);
+  if (a->rank != 3 || !same_shape(*a, *out)) return refuse("gated_sum", "shapes differ");
+  if (total == 0) return HYSPARSE_OK;
+  const bool ok = with_type(a->dtype, [&](auto t) {
+    gated_sum_kernel<decltype(t)><<<grid_for(total, kThreads), kThreads, 0, stream>>>(
+        *a, *gate_a, optional_view(b), optional_view(gate_b), *out, total);
+  });
+  return ok ? launched("gated_sum") : unsupported_dtype("gated_sum");
+}
+
+int hysparse_cuda_gated_sum_backward(hysparse_view a, hysparse_view gate_a, hysparse_view b,
+                                     hysparse_view gate_b, hysparse_view d_out, hysparse_view da,
+                                     hysparse_view db, hysparse_view dgate_a, hysparse_view dgate_b,
+                                     hysparse_stream stream) {
+  constexpr const char* op = "gated_sum_backward";
+  const int64_t rows = rows_of(*a);
+  if (a->rank != 3 || !same_shape(*a, *d_out)) return refuse(op, "shapes differ");
+  if (rows == 0) return HYSPARSE_OK;
+  const bool ok = with_type(a->dtype, [&](auto t) {
+    gated_sum_backward_kernel<decltype(t)><<<unsigned(ceil_div(rows, kThreads / 32)), kThreads, 0, stream>>>(
+        *a, *gate_a, optional_view(b), optional_view(gate_b), *d_out, *da, optional_view(db), *dgate_a,
+        optional_view(dgate_b), rows);
+  });
+  return ok ? launched(op) : unsupported_dtype(op);
+}
+
+}  // extern "C"

@@ -1,0 +1,186 @@
+// Products through cuBLASLt, and a plain kernel where it offers none (odd alignments).
+#include <cublasLt.h>
+
+#include <map>
+#include <mutex>
+
+#include "kernels/cuda/sm80/elem/launch.h"
+
+namespace hysparse::cuda {
+namespace {
+
+constexpr int kTile = 16;
+
+// c[i, j] (+)= sum_k a(i, k) b(k, j)
+template <class T, class Out>
+__global__ void plain_kernel(View a, bool a_transposed, View b, bool b_transposed, View c, int64_t depth,
+                             bool accumulate) {
+  __shared__ float x[kTile][kTile + 1], y[kTile][kTile + 1];
+  const int64_t i = blockIdx.y * int64_t(kTile) + threadIdx.y, j = blockIdx.x * int64_t(kTile) + threadIdx.x;
+  float sum = 0;
+  for (int64_t k0 = 0; k0 < depth; k0 += kTile) {
+    const int64_t ka = k0 + threadIdx.x, kb = k0 + threadIdx.y;
+    x[threadIdx.y][threadIdx.x] = i < c.shape[0] && ka < depth
+                                      ? to_float(a_transposed ? row_at<T>(a, ka)[i] : row_at<T>(a, i)[ka])
+                                      : 0.0f;
+    y[threadIdx.y][threadIdx.x] = j < c.shape[1] && kb < depth
+                                      ? to_float(b_transposed ? row_at<T>(b, j)[kb] : row_at<T>(b, kb)[j])
+                                      : 0.0f;
+    __syncthreads();
+    for (int k = 0; k < kTile; ++k) sum += x[threadIdx.y][k] * y[k][threadIdx.x];
+    __syncthreads();
+  }
+  if (i >= c.shape[0] || j >= c.shape[1]) return;
+  Out* out = row_at<Out>(c, i) + j;
+  *out = from_float<Out>(accumulate ? to_float(*out) + sum : sum);
+}
+
+// c = sum (+ bias) (+ c), rounded once.
+template <class Bias, class Out>
+__global__ void finish_kernel(View sum, View bias, View c, bool accumulate) {
+  const int64_t total = c.shape[0] * c.shape[1];
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < total;
+       i += int64_t(gridDim.x) * blockDim.x) {
+    Out* y = element_at<Out>(c, i);
+    float x = *element_at<float>(sum, i);
+    if (bias.data) x += to_float(static_cast<const Bias*>(bias.data)[i % c.shape[1]]);
+    if (accumulate) x += to_float(*y);
+    *y = from_float<Out>(x);
+  }
+}
+
+cudaDataType type_of(int32_t dtype) {
+  return dtype == HYSPARSE_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+// A handle a device, made at its first use.
+cublasLtHandle_t handle() {
+  static std::mutex mutex;
+  static std::map<int, cublasLtHandle_t> handles;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
+  const std::lock_guard lock(mutex);
+  cublasLtHandle_t& h = handles[device];
+  if (!h && cublasLtCreate(&h) != CUBLAS_STATUS_SUCCESS) h = nullptr;
+  return h;
+}
+
+struct Product {
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+  cublasLtMatmulPreference_t preference = nullptr;
+  ~Product() {
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    for (auto layout : {a, b, c})
+      if (layout) cublasLtMatrixLayoutDestroy(layout);
+    if (operation) cublasLtMatmulDescDestroy(operation);
+  }
+};
+
+uint32_t alignment_of(const View& v) {
+  const uint64_t bits = reinterpret_cast<uint64_t>(v.data) | uint64_t(v.stride[0]) * size_of(v.dtype) | 256;
+  return uint32_t(bits & (~bits + 1));
+}
+
+// Row-major c = a b is column-major c^T = b^T a^T. False where cuBLASLt has no kernel.
+bool library_product(const View& a, bool a_transposed, const View& b, bool b_transposed, const View& c,
+                     int64_t depth, bool accumulate, void* workspace, size_t workspace_bytes,
+                     cudaStream_t stream, cublasStatus_t& status) {
+  status = CUBLAS_STATUS_SUCCESS;
+  cublasLtHandle_t lt = handle();
+  if (!lt) return false;
+  Product p;
+  const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& x) {
+    return cublasLtMatmulDescSetAttribute(p.operation, name, &x, sizeof x) == CUBLAS_STATUS_SUCCESS;
+  };
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& x) {
+    return cublasLtMatmulPreferenceSetAttribute(p.preference, name, &x, sizeof x) == CUBLAS_STATUS_SUCCESS;
+  };
+  const auto layout = [](cublasLtMatrixLayout_t& l, const View& v, uint64_t rows, uint64_t columns) {
+    return cublasLtMatrixLayoutCreate(&l, type_of(v.dtype), rows, columns, v.stride[0]) ==
+           CUBLAS_STATUS_SUCCESS;
+  };
+  const uint64_t m = uint64_t(c.shape[1]), n = uint64_t(c.shape[0]), k = uint64_t(depth);
+  const cublasOperation_t op_first = b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                          op_second = a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  bool ok = cublasLtMatmulDescCreate(&p.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
+  ok = ok && set(CUBLASLT_MATMUL_DESC_TRANSA, op_first) && set(CUBLASLT_MATMUL_DESC_TRANSB, op_second);
+  ok = ok && layout(p.a, b, b_transposed ? k : m, b_transposed ? m : k) &&
+       layout(p.b, a, a_transposed ? n : k, a_transposed ? k : n) && layout(p.c, c, m, n);
+  ok = ok && cublasLtMatmulPreferenceCreate(&p.preference) == CUBLAS_STATUS_SUCCESS;
+  // Without split-K reductions, whose order a run might change.
+  const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+  ok = ok && prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes) &&
+       prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction) &&
+       prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(b)) &&
+       prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(a)) &&
+       prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(c)) &&
+       prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(c));
+  if (!ok) return false;
+  cublasLtMatmulHeuristicResult_t best{};
+  int found = 0;
+  if (cublasLtMatmulAlgoGetHeuristic(lt, p.operation, p.a, p.b, p.c, p.c, p.preference, 1, &best, &found) !=
+          CUBLAS_STATUS_SUCCESS ||
+      found == 0)
+    return false;
+  const float one = 1, beta = accumulate ? 1.0f : 0.0f;
+  status = cublasLtMatmul(lt, p.operation, &one, b.data, p.a, a.data, p.b, &beta, c.data, p.c, c.data, p.c,
+                          &best.algo, workspace, workspace_bytes, stream);
+  return true;
+}
+
+}  // namespace
+}  // namespace hysparse::cuda
+
+using namespace hysparse::cuda;
+
+extern "C" {
+
+int hysparse_cuda_matmul(hysparse_view a, int32_t a_transposed, hysparse_view b, int32_t b_transposed,
+                         hysparse_view c, int32_t accumulate, void* workspace, size_t workspace_bytes,
+                         hysparse_stream stream) {
+  constexpr const char* op = "matmul";
+  if (a->rank != 2 || b->rank != 2 || c->rank != 2) return refuse(op, "needs matrices");
+  const int64_t depth = a->shape[a_transposed ? 0 : 1];
+  if (b->shape[b_transposed ? 1 : 0] != depth || c->shape[0] != a->shape[a_transposed ? 1 : 0] ||
+      c->shape[1] != b->shape[b_transposed ? 0 : 1] || a->dtype != b->dtype)
+    return refuse(op, "shapes or dtypes do not fit");
+  if (accumulate && c->dtype != HYSPARSE_DTYPE_F32)
+    return refuse(op, "accumulates in f32 only (hysparse_cuda_finish_product adds to narrower results)");
+  if (c->shape[0] == 0 || c->shape[1] == 0) return HYSPARSE_OK;
+  cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+  if (depth > 0 && library_product(*a, a_transposed != 0, *b, b_transposed != 0, *c, depth, accumulate != 0,
+                                   workspace, workspace_bytes, stream, status)) {
+    if (status == CUBLAS_STATUS_SUCCESS) return HYSPARSE_OK;
+    return fail(HYSPARSE_CUDA_ERROR, "matmul: cuBLASLt status " + std::to_string(int(status)));
+  }
+  const dim3 grid(unsigned(ceil_div(c->shape[1], kTile)), unsigned(ceil_div(c->shape[0], kTile)));
+  bool ok = false;
+  with_type(a->dtype, [&](auto t) {
+    ok = with_type(c->dtype, [&](auto out) {
+      plain_kernel<decltype(t), decltype(out)><<<grid, dim3(kTile, kTile), 0, stream>>>(
+          *a, a_transposed != 0, *b, b_transposed != 0, *c, depth, accumulate != 0);
+    });
+  });
+  return ok ? launched(op) : unsupported_dtype(op);
+}
+
+int hysparse_cuda_finish_product(hysparse_view sum, hysparse_view bias, hysparse_view c, int32_t accumulate,
+                                 hysparse_stream stream) {
+  constexpr const char* op = "finish_product";
+  const View extra = optional_view(bias);
+  if (c->rank != 2 || !same_shape(*sum, *c) || (extra.data && extra.shape[0] != c->shape[1]))
+    return refuse(op, "shapes differ");
+  const int64_t total = c->shape[0] * c->shape[1];
+  if (total == 0) return HYSPARSE_OK;
+  bool ok = sum->dtype == HYSPARSE_DTYPE_F32;
+  ok = ok && with_type(extra.data ? extra.dtype : HYSPARSE_DTYPE_F32, [&](auto t) {
+         ok = with_type(c->dtype, [&](auto out) {
+           finish_kernel<decltype(t), decltype(out)>
+               <<<grid_for(total, 256), 256, 0, stream>>>(*sum, extra, *c, accumulate != 0);
+         });
+       });
+  return ok ? launched(op) : unsupported_dtype(op);
+}
+
+}  // extern "C"

@@ -1,0 +1,224 @@
+// Embedding, RoPE, add, cast, gather: operations that move or rotate rows.
+#include <algorithm>
+#include <cub/device/device_radix_sort.cuh>
+
+#include "kernels/cuda/sm80/elem/launch.h"
+
+namespace hysparse::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// dst row i = src row of(i), or NaN where that is outside [0, src_rows).
+template <class T, int kV, class Index>
+__global__ void gather_kernel(View src, const Index* of, View dst) {
+  const int64_t width = dst.shape[1] / kV, total = dst.shape[0] * width;
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
+       i += int64_t(gridDim.x) * kThreads) {
+    const int64_t row = i / width, c = i % width * kV, from = of[row];
+    Vector<T, kV> x;
+    if (from >= 0 && from < src.shape[0]) {
+      x = load_vector<kV>(row_at<T>(src, from) + c);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kV; ++j) x.x[j] = from_float<T>(NAN);
+    }
+    store_vector(row_at<T>(dst, row) + c, x);
+  }
+}
+
+template <class Index>
+int gather(const char* op, const View& src, const Index* of, const View& dst, cudaStream_t stream) {
+  if (src.rank != 2 || dst.rank != 2 || src.shape[1] != dst.shape[1] || src.dtype != dst.dtype)
+    return refuse(op, "source and target rows differ");
+  if (dst.shape[0] == 0 || dst.shape[1] == 0) return HYSPARSE_OK;
+  const bool ok = with_type(dst.dtype, [&](auto t) {
+    using T = decltype(t);
+    constexpr int kV = 16 / sizeof(T);
+    if (vectors_fit(kV, src, dst))
+      gather_kernel<T, kV>
+          <<<grid_for(dst.shape[0] * dst.shape[1] / kV, kThreads), kThreads, 0, stream>>>(src, of, dst);
+    else
+      gather_kernel<T, 1>
+          <<<grid_for(dst.shape[0] * dst.shape[1], kThreads), kThreads, 0, stream>>>(src, of, dst);
+  });
+  return ok ? launched(op) : unsupported_dtype(op);
+}
+
+__global__ void number_kernel(int32_t* index, int64_t n) {
+  const int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+  if (i < n) index[i] = int32_t(i);
+}
+
+// Tokens sorted, their rows in order within each: the CTA of a token's first place sums its rows, a thread a
+// column.
+template <class T>
+__global__ void embedding_backward_kernel(const int32_t* token, const int32_t* row, int64_t n, View dy,
+                                          View grad) {
+  const int64_t first = blockIdx.x;
+  const int32_t t = token[first];
+  if ((first > 0 && token[first - 1] == t) || t < 0 || t >= grad.shape[0]) return;
+  for (int64_t c = blockIdx.y * int64_t(kThreads) + threadIdx.x; c < dy.shape[1];
+       c += int64_t(gridDim.y) * kThreads) {
+    float* g = row_at<float>(grad, t) + c;
+    float sum = *g;
+    for (int64_t i = first; i < n && token[i] == t; ++i) sum += to_float(row_at<T>(dy, row[i])[c]);
+    *g = sum;
+  }
+}
+
+struct SortMemory {
+  size_t sorted, index, order, temporary, total;  // byte offsets
+  size_t temporary_bytes;
+};
+SortMemory sort_memory(int64_t n) {
+  SortMemory m{};
+  const size_t each = (size_t(std::max<int64_t>(n, 1)) * 4 + 255) / 256 * 256;
+  cub::DeviceRadixSort::SortPairs(nullptr, m.temporary_bytes, static_cast<const int32_t*>(nullptr),
+                                  static_cast<int32_t*>(nullptr), static_cast<const int32_t*>(nullptr),
+                                  static_cast<int32_t*>(nullptr), int(n));
+  m.sorted = 0;
+  m.index = each;
+  m.order = 2 * each;
+  m.temporary = 3 * each;
+  m.total = m.temporary + m.temporary_bytes;
+  return m;
+}
+
+template <class T>
+__global__ void rope_kernel(View x, const int32_t* position, View cos, View sin, float sign) {
+  const int64_t half = cos.shape[1], total = x.shape[0] * x.shape[1] * half;
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
+       i += int64_t(gridDim.x) * kThreads) {
+    const int64_t c = i % half, row = i / half, token = row / x.shape[1];
+    T* p = row_at<T>(x, row);
+    const float a = row_at<float>(cos, position[token])[c], b = sign * row_at<float>(sin, position[token])[c];
+    const float first = to_float(p[c]), second = to_float(p[c + half]);
+    p[c] = from_float<T>(first * a - second * b);
+    p[c + half] = from_float<T>(second * a + first * b);
+  }
+}
+
+template <class T, int kV>
+__global__ void add_kernel(View a, View b, View y, int64_t total) {
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
+       i += int64_t(gridDim.x) * kThreads) {
+    const auto x = load_vector<kV>(element_at<T>(a, i * kV)), z = load_vector<kV>(element_at<T>(b, i * kV));
+    Vector<T, kV> sum;
+#pragma unroll
+    for (int j = 0; j < kV; ++j) sum.x[j] = from_float<T>(to_float(x.x[j]) + to_float(z.x[j]));
+    store_vector(element_at<T>(y, i * kV), sum);
+  }
+}
+
+template <class From, class To>
+__global__ void cast_kernel(View src, View dst, int64_t total) {
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
+       i += int64_t(gridDim.x) * kThreads) {
+    const From x = *element_at<From>(src, i);
+    To* y = element_at<To>(dst, i);
+    if constexpr (sizeof(To) == 8)
+      *y = sizeof(From) == 2 ? double(to_float(x)) : double(x);
+    else
+      *y = from_float<To>(to_float(x));
+  }
+}
+
+template <class Run>
+bool with_real(int32_t dtype, Run run) {
+  if (dtype == HYSPARSE_DTYPE_F64) {
+    run(double{});
+    return true;
+  }
+  return with_type(dtype, run);
+}
+
+}  // namespace
+}  // namespace hysparse::cuda
+
+using namespace hysparse::cuda;
+
+extern "C" {
+
+int hysparse_cuda_embedding(hysparse_view tokens, hysparse_view table, hysparse_view y,
+                            hysparse_stream stream) {
+  return gather("embedding", *table, static_cast<const int32_t*>(tokens->data), *y, stream);
+}
+
+int hysparse_cuda_gather_rows(hysparse_view src, const int64_t* rows, hysparse_view dst,
+                              hysparse_stream stream) {
+  return gather("gather_rows", *src, rows, *dst, stream);
+}
+
+size_t hysparse_cuda_embedding_backward_workspace(int64_t tokens) {
+  return sort_memory(tokens).total;
+}
+
+int hysparse_cuda_embedding_backward(hysparse_view tokens, hysparse_view dy, hysparse_view grad,
+                                     void* workspace, size_t workspace_bytes, hysparse_stream stream) {
+  constexpr const char* op = "embedding_backward";
+  const int64_t n = dy->shape[0];
+  if (n == 0) return HYSPARSE_OK;
+  if (n > INT32_MAX) return refuse(op, "too many tokens for one call");
+  const SortMemory m = sort_memory(n);
+  if (!workspace || workspace_bytes < m.total) return refuse(op, "the workspace is too small");
+  char* base = static_cast<char*>(workspace);
+  auto* sorted = reinterpret_cast<int32_t*>(base + m.sorted);
+  auto* index = reinterpret_cast<int32_t*>(base + m.index);
+  auto* order = reinterpret_cast<int32_t*>(base + m.order);
+  number_kernel<<<unsigned(ceil_div(n, kThreads)), kThreads, 0, stream>>>(index, n);
+  size_t bytes = m.temporary_bytes;
+  const cudaError_t e = cub::DeviceRadixSort::SortPairs(
+      base + m.temporary, bytes, static_cast<const int32_t*>(tokens->data), sorted,
+      static_cast<const int32_t*>(index), order, int(n), 0, 32, stream);
+  if (int code = check_cuda(e, op)) return code;
+  const bool ok = with_type(dy->dtype, [&](auto t) {
+    const dim3 grid(unsigned(n), unsigned(std::min<int64_t>(ceil_div(dy->shape[1], kThreads), 64)));
+    embedding_backward_kernel<decltype(t)><<<grid, kThreads, 0, stream>>>(sorted, order, n, *dy, *grad);
+  });
+  return ok ? launched(op) : unsupported_dtype(op);
+}
+
+int hysparse_cuda_rope(hysparse_view x, const int32_t* position, hysparse_view cos, hysparse_view sin,
+                       int32_t inverse, hysparse_stream stream) {
+  const int64_t total = x->shape[0] * x->shape[1] * cos->shape[1];
+  if (x->rank != 3 || 2 * cos->shape[1] > x->shape[2])
+    return refuse("rope", "the tables are wider than the heads");
+  if (total == 0) return HYSPARSE_OK;
+  const bool ok = with_type(x->dtype, [&](auto t) {
+    rope_kernel<decltype(t)><<<grid_for(total, kThreads), kThreads, 0, stream>>>(*x, position, *cos, *sin,
+                                                                                 inverse ? -1.0f : 1.0f);
+  });
+  return ok ? launched("rope") : unsupported_dtype("rope");
+}
+
+int hysparse_cuda_add(hysparse_view a, hysparse_view b, hysparse_view y, hysparse_stream stream) {
+  if (!same_shape(*a, *b) || !same_shape(*a, *y)) return refuse("add", "shapes differ");
+  const int64_t total = rows_of(*y) * width_of(*y);
+  if (total == 0) return HYSPARSE_OK;
+  const bool ok = with_type(y->dtype, [&](auto t) {
+    using T = decltype(t);
+    constexpr int kV = 16 / sizeof(T);
+    if (vectors_fit(kV, *a, *b, *y))
+      add_kernel<T, kV><<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(*a, *b, *y, total / kV);
+    else
+      add_kernel<T, 1><<<grid_for(total, kThreads), kThreads, 0, stream>>>(*a, *b, *y, total);
+  });
+  return ok ? launched("add") : unsupported_dtype("add");
+}
+
+int hysparse_cuda_cast(hysparse_view src, hysparse_view dst, hysparse_stream stream) {
+  if (!same_shape(*src, *dst)) return refuse("cast", "shapes differ");
+  const int64_t total = rows_of(*dst) * width_of(*dst);
+  if (total == 0) return HYSPARSE_OK;
+  bool ok = false;
+  with_real(src->dtype, [&](auto from) {
+    ok = with_real(dst->dtype, [&](auto to) {
+      cast_kernel<decltype(from), decltype(to)>
+          <<<grid_for(total, kThreads), kThreads, 0, stream>>>(*src, *dst, total);
+    });
+  });
+  return ok ? launched("cast") : unsupported_dtype("cast");
+}
+
+}  // extern "C"

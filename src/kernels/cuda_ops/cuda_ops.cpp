@@ -1,0 +1,198 @@
+#include "kernels/cuda_ops/cuda_ops.h"
+
+#include "kernels/checks.h"
+#include "kernels/cuda_ops/attention.h"
+#include "kernels/cuda_ops/call.h"
+#include "kernels/cuda_ops/memory.h"
+
+namespace hysparse {
+namespace {
+
+using cuda_calls::scratch_of;
+using cuda_calls::Upload;
+using cuda_calls::View;
+using cuda_calls::workspace;
+
+// x as a tensor of f32 in scratch.
+TensorView as_f32(Runtime& rt, const TensorView& x) {
+  if (x.dtype == DType::f32) return x;
+  const TensorView y = scratch_of(rt).alloc(DType::f32, {x.dim(0), x.dim(1)});
+  rt.ops.cast(rt, {x, y});
+  return y;
+}
+
+class CudaOps final : public Ops {
+ public:
+  explicit CudaOps(CudaMemoryKind kind) : cuda_(cuda_library()), memory_(cuda_memory(kind)) {}
+  std::string name() const override { return "cuda"; }
+  Memory& memory() const override { return memory_; }
+
+  void embedding(Runtime&, const EmbeddingForward& a) const override {
+    check_args(a);
+    cuda_.check(cuda_.embedding(View(a.tokens), View(a.weight.value), View(a.y), nullptr), "embedding");
+  }
+  void embedding_backward(Runtime& rt, const EmbeddingBackward& a) const override {
+    check_args(a);
+    const ArenaScope scope(scratch_of(rt));
+    const size_t bytes = cuda_.embedding_backward_workspace(a.dy.dim(0));
+    cuda_.check(cuda_.embedding_backward(View(a.tokens), View(a.dy), View(a.weight.grad),
+                                         workspace(rt, bytes), bytes, nullptr),
+                "embedding_backward");
+  }
+  void rmsnorm(Runtime&, const RmsNormForward& a) const override {
+    check_args(a);
+    cuda_.check(
+        cuda_.rmsnorm(View(a.x), nullptr, View(a.weight.value), a.eps, View(a.y), View(a.rstd), nullptr),
+        "rmsnorm");
+  }
+  void rmsnorm_backward(Runtime& rt, const RmsNormBackward& a) const override {
+    check_args(a);
+    const ArenaScope scope(scratch_of(rt));
+    const int64_t width = a.x.dim(a.x.rank - 1), rows = width ? a.x.numel() / width : 0;
+    const size_t bytes = a.weight.grad ? cuda_.rmsnorm_backward_workspace(rows, width) : 0;
+    cuda_.check(
+        cuda_.rmsnorm_backward(View(a.x), View(a.weight.value), View(a.rstd), View(a.dy), View(a.dx),
+                               a.accumulate, View(a.weight.grad), workspace(rt, bytes), bytes, nullptr),
+        "rmsnorm_backward");
+  }
+  void linear(Runtime& rt, const LinearForward& a) const override {
+    check_args(a);
+    const ArenaScope scope(scratch_of(rt));
+    product(rt, a.x, false, a.weight.value, true, a.bias ? a.bias->value : TensorView{}, a.y, a.accumulate);
+  }
+  void linear_backward(Runtime& rt, const LinearBackward& a) const override {
+    check_args(a);
+    const ArenaScope scope(scratch_of(rt));
+    // Mixed dtypes (f32 gradients of bf16 activations) are multiplied in f32.
+    const bool mixed = a.dy.dtype != a.x.dtype;
+    if (a.dx)
+      product(rt, a.dy, false, mixed ? as_f32(rt, a.weight.value) : a.weight.value, false, {}, a.dx,
+              a.accumulate);
+    if (a.weight.grad) product(rt, a.dy, true, mixed ? as_f32(rt, a.x) : a.x, false, {}, a.weight.grad, true);
+    if (a.bias && a.bias->grad)
+      cuda_.check(cuda_.column_sums(View(a.dy), View(a.bias->grad), nullptr), "linear_backward");
+  }
+  void rope(Runtime& rt, const Rope& a) const override {
+    check_args(a);
+    const ArenaScope scope(scratch_of(rt));
+    Upload up;
+    const size_t position = up.add(a.position, static_cast<size_t>(a.x.dim(0)));
+    up.send(rt);
+    cuda_.check(cuda_.rope(View(a.x), up.at<int32_t>(position), View(a.cos), View(a.sin), a.inverse, nullptr),
+                "rope");
+  }
+  void add(Runtime&, const Add& a) const override {
+    check_args(a);
+    cuda_.check(cuda_.add(View(a.a), View(a.b), View(a.y), nullptr), "add");
+  }
+  void cast(Runtime&, const Cast& a) const override {
+    check_args(a);
+    cuda_.check(cuda_.cast(View(a.src), View(a.dst), nullptr), "cast");
+  }
+  void gather_rows(Runtime& rt, const GatherRows& a) const override {
+    check_args(a);
+    const ArenaScope scope(scratch_of(rt));
+    Upload up;
+    const size_t rows = up.add(a.rows, static_cast<size_t>(a.dst.dim(0)));
+    up.send(rt);
+    cuda_.check(cuda_.gather_rows(View(a.src), up.at<int64_t>(rows), View(a.dst), nullptr), "gather_rows");
+  }
+  void swiglu(Runtime&, const SwigluForward& a) const override {
+    check_args(a);
+    cuda_.check(cuda_.swiglu(View(a.gate), View(a.up), View(a.h), nullptr), "swiglu");
+  }
+  void swiglu_backward(Runtime&, const SwigluBackward& a) const override {
+    check_args(a);
+    cuda_.check(
+        cuda_.swiglu_backward(View(a.gate), View(a.up), View(a.dh), View(a.dgate), View(a.dup), nullptr),
+        "swiglu_backward");
+  }
+  void attention(Runtime& rt, const AttentionForward& a) const override { cuda_calls::attention(rt, a); }
+  void attention_backward(Runtime& rt, const AttentionBackward& a) const override {
+    cuda_calls::attention_backward(rt, a);
+  }
+  void select_blocks(Runtime& rt, const SelectBlocks& a) const override { cuda_calls::select_blocks(rt, a); }
+  void random_scores(Runtime& rt, const RandomScores& a) const override { cuda_calls::random_scores(rt, a); }
+  void sparse_attention(Runtime& rt, const SparseAttentionForward& a) const override {
+    cuda_calls::sparse_attention(rt, a);
+  }
+  void sparse_attention_backward(Runtime& rt, const SparseAttentionBackward& a) const override {
+    cuda_calls::sparse_attention_backward(rt, a);
+  }
+  void window_attention(Runtime& rt, const WindowAttentionForward& a) const override {
+    cuda_calls::window_attention(rt, a);
+  }
+  void window_attention_backward(Runtime& rt, const WindowAttentionBackward& a) const override {
+    cuda_calls::window_attention_backward(rt, a);
+  }
+  void gated_sum(Runtime&, const GatedSumForward& a) const override {
+    check_args(a);
+    cuda_.check(cuda_.gated_sum(View(a.a), View(a.gate_a), View(a.b), View(a.gate_b), View(a.out), nullptr),
+                "gated_sum");
+  }
+  void gated_sum_backward(Runtime&, const GatedSumBackward& a) const override {
+    check_args(a);
+    cuda_.check(cuda_.gated_sum_backward(View(a.a), View(a.gate_a), View(a.b), View(a.gate_b), View(a.d_out),
+                                         View(a.da), View(a.db), View(a.dgate_a), View(a.dgate_b), nullptr),
+                "gated_sum_backward");
+  }
+  void cross_entropy(Runtime&, const CrossEntropy& a) const override {
+    check_args(a);
+    cuda_.check(cuda_.cross_entropy(View(a.logits), View(a.labels), a.grad_scale, View(a.loss),
+                                    View(a.dlogits), nullptr),
+                "cross_entropy");
+  }
+  void adamw(Runtime&, const AdamW& a) const override {
+    check_args(a);
+    const hysparse_cuda_adamw_settings settings{a.lr,           a.beta1,      a.beta2, a.eps,
+                                                a.weight_decay, a.grad_scale, a.step};
+    cuda_.check(cuda_.adamw(View(a.weight.master), View(a.weight.value), View(a.weight.grad), View(a.m),
+                            View(a.v), &settings, nullptr),
+                "adamw");
+    ++a.weight.version;
+  }
+  void sum_squares(Runtime& rt, const SumSquares& a) const override {
+    check_args(a);
+    const ArenaScope scope(scratch_of(rt));
+    cuda_.check(cuda_.sum_squares(View(a.x), View(a.out), workspace(rt, HYSPARSE_CUDA_SUM_SQUARES_WORKSPACE),
+                                  nullptr),
+                "sum_squares");
+  }
+  void add_rmsnorm(Runtime&, const AddRmsNorm& a) const override {
+    cuda_.check(cuda_.rmsnorm(View(a.x), View(a.delta), View(a.weight.value), a.eps, View(a.y), View(a.rstd),
+                              nullptr),
+                "add_rmsnorm");
+  }
+
+ private:
+  // c = a b (+ bias) (+ c). A narrow c is rounded once: where more is added than the product, or its factors
+  // are wider, the sum is made in f32 first.
+  void product(Runtime& rt, const TensorView& a, bool a_transposed, const TensorView& b, bool b_transposed,
+               const TensorView& bias, const TensorView& c, bool accumulate) const {
+    const bool narrow = c.dtype != DType::f32;
+    const bool two_steps = bias || (narrow && (accumulate || a.dtype == DType::f32));
+    const TensorView sum = two_steps ? scratch_of(rt).alloc(DType::f32, {c.dim(0), c.dim(1)}) : c;
+    cuda_.check(
+        cuda_.matmul(View(a), a_transposed, View(b), b_transposed, View(sum), accumulate && !two_steps,
+                     workspace(rt, HYSPARSE_CUDA_MATMUL_WORKSPACE), HYSPARSE_CUDA_MATMUL_WORKSPACE, nullptr),
+        "linear");
+    if (two_steps)
+      cuda_.check(cuda_.finish_product(View(sum), View(bias), View(c), accumulate, nullptr), "linear");
+  }
+
+  const CudaLibrary& cuda_;
+  Memory& memory_;
+};
+
+}  // namespace
+
+const Ops& cuda_ops(CudaMemoryKind kind) {
+  if (kind == CudaMemoryKind::managed) {
+    static const CudaOps managed(CudaMemoryKind::managed);
+    return managed;
+  }
+  static const CudaOps device(CudaMemoryKind::device);
+  return device;
+}
+
+}  // namespace hysparse

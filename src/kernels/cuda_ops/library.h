@@ -1,0 +1,43 @@
+// libhysparse_cuda.so, opened at run time: a program runs without a GPU, a driver or the library, and says
+// why when asked for them.
+#pragma once
+
+#include <string>
+
+#include "hysparse/cuda.h"
+#include "hysparse/cuda_decode.h"
+#include "hysparse/cuda_ops.h"
+
+namespace hysparse {
+
+// The functions of the library that the operations call; `name` here is hysparse_cuda_<name> there.
+#define HYSPARSE_CUDA_FUNCTIONS(X)                                                                        \
+  X(last_error)                                                                                           \
+  X(version)                                                                                              \
+  X(device_count) X(allocate) X(free) X(zero) X(copy) X(synchronize) X(batch_create) X(batch_destroy)     \
+      X(attention_workspace) X(attention) X(selection_workspace) X(selection_create) X(selection_destroy) \
+          X(sparse_workspace) X(sparse_attention) X(embedding) X(embedding_backward_workspace)            \
+              X(embedding_backward) X(rope) X(add) X(cast) X(gather_rows) X(rmsnorm)                      \
+                  X(rmsnorm_backward_workspace) X(rmsnorm_backward) X(swiglu) X(swiglu_backward)          \
+                      X(gated_sum) X(gated_sum_backward) X(matmul) X(finish_product) X(column_sums)       \
+                          X(cross_entropy) X(adamw) X(sum_squares) X(plain_attention)                     \
+                              X(plain_attention_backward) X(select_blocks) X(random_scores)
+
+struct CudaLibrary {
+#define HYSPARSE_DECLARE(name) decltype(&hysparse_cuda_##name) name = nullptr;
+  HYSPARSE_CUDA_FUNCTIONS(HYSPARSE_DECLARE)
+#undef HYSPARSE_DECLARE
+  std::string path;
+
+  // Throws Error where a call returned a code other than 0.
+  void check(int code, const char* what) const;
+};
+
+// Opens it once: $HYSPARSE_CUDA_LIBRARY, else beside the program, in ../lib and ../cuda/lib of it, else where
+// the loader looks. Throws Error(failure) saying what is missing: the library, a symbol of it (another
+// version), a driver, a GPU.
+const CudaLibrary& cuda_library();
+// Whether that succeeds; if not, why not.
+bool cuda_available(std::string* why = nullptr);
+
+}  // namespace hysparse

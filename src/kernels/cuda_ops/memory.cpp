@@ -1,0 +1,50 @@
+#include "kernels/cuda_ops/memory.h"
+
+#include <algorithm>
+
+#include "kernels/cuda_ops/library.h"
+
+namespace hysparse {
+namespace {
+
+class CudaMemory final : public Memory {
+ public:
+  explicit CudaMemory(bool managed) : managed_(managed) {}
+  DeviceKind device() const override { return DeviceKind::cuda; }
+  void* allocate(size_t bytes) override {
+    void* p = nullptr;
+    const CudaLibrary& cuda = cuda_library();
+    if (cuda.allocate(std::max<size_t>(bytes, 1), managed_, &p) != HYSPARSE_OK)
+      throw failure("GPU memory", fmt::format("could not allocate {} bytes: {}", bytes, cuda.last_error()));
+    return p;
+  }
+  void release(void* p, size_t) noexcept override { cuda_library().free(p); }
+  void zero(void* p, size_t bytes) override {
+    const CudaLibrary& cuda = cuda_library();
+    cuda.check(cuda.zero(p, bytes, nullptr), "GPU memory");
+    if (managed_) synchronize();
+  }
+  void from_host(void* dst, const void* host, size_t bytes) override { move(dst, host, bytes); }
+  void to_host(void* host, const void* src, size_t bytes) override { move(host, src, bytes); }
+  void copy(void* dst, const void* src, size_t bytes) override { move(dst, src, bytes); }
+  void synchronize() override {
+    const CudaLibrary& cuda = cuda_library();
+    cuda.check(cuda.synchronize(nullptr), "GPU");
+  }
+
+ private:
+  static void move(void* dst, const void* src, size_t bytes) {
+    const CudaLibrary& cuda = cuda_library();
+    cuda.check(cuda.copy(dst, src, bytes, nullptr), "GPU memory");
+  }
+  bool managed_;
+};
+
+}  // namespace
+
+Memory& cuda_memory(CudaMemoryKind kind) {
+  static CudaMemory device(false), managed(true);
+  return kind == CudaMemoryKind::managed ? managed : device;
+}
+
+}  // namespace hysparse
