@@ -11,17 +11,17 @@
 namespace hysparse {
 
 // The functions of the library that the operations call; `name` here is hysparse_cuda_<name> there.
-#define HYSPARSE_CUDA_FUNCTIONS(X)                                                                        \
-  X(last_error)                                                                                           \
-  X(version)                                                                                              \
-  X(device_count) X(allocate) X(free) X(zero) X(copy) X(synchronize) X(batch_create) X(batch_destroy)     \
-      X(attention_workspace) X(attention) X(selection_workspace) X(selection_create) X(selection_destroy) \
-          X(sparse_workspace) X(sparse_attention) X(embedding) X(embedding_backward_workspace)            \
-              X(embedding_backward) X(rope) X(add) X(cast) X(gather_rows) X(rmsnorm)                      \
-                  X(rmsnorm_backward_workspace) X(rmsnorm_backward) X(swiglu) X(swiglu_backward)          \
-                      X(gated_sum) X(gated_sum_backward) X(matmul) X(finish_product) X(column_sums)       \
-                          X(cross_entropy) X(adamw) X(sum_squares) X(plain_attention)                     \
-                              X(plain_attention_backward) X(select_blocks) X(random_scores)
+// clang-format off
+#define HYSPARSE_CUDA_FUNCTIONS(X)                                                                          \
+  X(last_error) X(version) X(device_count) X(allocate) X(free) X(zero) X(copy) X(synchronize)               \
+  X(batch_create) X(batch_destroy) X(attention_workspace) X(attention) X(selection_workspace)               \
+  X(selection_create) X(selection_destroy) X(sparse_workspace) X(sparse_attention) X(embedding)             \
+  X(embedding_backward_workspace) X(embedding_backward) X(rope) X(add) X(cast) X(gather_rows)               \
+  X(rmsnorm) X(rmsnorm_backward_workspace) X(rmsnorm_backward) X(swiglu) X(swiglu_backward)                 \
+  X(gated_sum) X(gated_sum_backward) X(matmul) X(finish_product) X(column_sums) X(cross_entropy)            \
+  X(adamw) X(sum_squares) X(plain_attention) X(plain_attention_backward) X(select_blocks)                   \
+  X(random_scores)
+// clang-format on
 
 struct CudaLibrary {
 #define HYSPARSE_DECLARE(name) decltype(&hysparse_cuda_##name) name = nullptr;
