@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <exception>
@@ -13,6 +14,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -105,18 +107,60 @@ int available_cpus() {
   return std::max(1, n);
 }
 
+// A wait that first spins, since the next parallel region usually comes within microseconds (one layer's
+// products follow each other) and a sleeping thread takes longer to wake, then sleeps. Whoever makes
+// `ready` true calls wake() afterwards.
+class SpinThenSleep {
+ public:
+  template <class Ready>
+  void wait(bool may_spin, const Ready& ready) {
+    using Clock = std::chrono::steady_clock;
+    if (may_spin) {
+      const auto until = Clock::now() + std::chrono::microseconds(50);
+      do {
+        for (int i = 0; i < 32; ++i) {
+          if (ready()) return;
+          pause();
+        }
+      } while (Clock::now() < until);
+    }
+    std::unique_lock lock(mutex_);
+    sleepers_.fetch_add(1);  // before ready() is asked: wake() either sees it or made ready() true before
+    changed_.wait(lock, ready);
+    sleepers_.fetch_sub(1);
+  }
+  void wake() {
+    if (sleepers_.load() == 0) return;
+    { const std::lock_guard lock(mutex_); }  // a sleeper between ready() and its sleep
+    changed_.notify_all();
+  }
+
+ private:
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<int> sleepers_{0};
+};
+
 struct ThreadPool::Impl {
   int count = 1;
+  bool may_spin = false;
   std::vector<std::thread> threads;
   std::mutex turn;  // held by the caller whose tasks run
-  std::mutex mutex;
-  std::condition_variable start, done;
+  SpinThenSleep start, done;
   const std::function<void(int64_t, int)>* fn = nullptr;
   int64_t tasks = 0;
   std::atomic<int64_t> next{0};
-  uint64_t generation = 0;
-  int busy = 0;
-  bool stop = false;
+  std::atomic<uint64_t> generation{0};
+  std::atomic<int> busy{0};
+  std::atomic<bool> stop{false};
+  std::mutex error_mutex;
   std::exception_ptr error;
 
   void work(int worker) {
@@ -125,7 +169,7 @@ struct ThreadPool::Impl {
       try {
         (*fn)(i, worker);
       } catch (...) {
-        std::lock_guard lock(mutex);
+        std::lock_guard lock(error_mutex);
         if (!error) error = std::current_exception();
         next.store(tasks, std::memory_order_relaxed);
       }
@@ -135,30 +179,25 @@ struct ThreadPool::Impl {
   void loop(int worker) {
     uint64_t seen = 0;
     while (true) {
-      {
-        std::unique_lock lock(mutex);
-        start.wait(lock, [&] { return stop || generation != seen; });
-        if (stop) return;
-        seen = generation;
-      }
+      start.wait(may_spin, [&] { return stop.load() || generation.load() != seen; });
+      if (stop.load()) return;
+      seen = generation.load();
       work(worker);
-      std::lock_guard lock(mutex);
-      if (--busy == 0) done.notify_one();
+      if (busy.fetch_sub(1) == 1) done.wake();
     }
   }
 
   void join() {
-    {
-      std::lock_guard lock(mutex);
-      stop = true;
-    }
-    start.notify_all();
+    stop = true;
+    start.wake();
     for (auto& t : threads) t.join();
   }
 };
 
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
-  impl_->count = threads > 0 ? threads : available_cpus();
+  const int cpus = available_cpus();
+  impl_->count = threads > 0 ? threads : cpus;
+  impl_->may_spin = impl_->count <= cpus;  // else a spinning thread would hold a CPU that another one needs
   try {
     for (int w = 1; w < impl_->count; ++w)
       impl_->threads.emplace_back([pool = impl_.get(), w] { pool->loop(w); });
@@ -190,20 +229,16 @@ void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t, i
     for (int64_t i = 0; i < count; ++i) fn(i, 0);
     return;
   }
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->fn = &fn;
-    impl_->tasks = count;
-    impl_->next.store(0, std::memory_order_relaxed);
-    impl_->busy = static_cast<int>(impl_->threads.size());
-    impl_->error = nullptr;
-    ++impl_->generation;
-  }
-  impl_->start.notify_all();
+  impl_->fn = &fn;
+  impl_->tasks = count;
+  impl_->next.store(0, std::memory_order_relaxed);
+  impl_->error = nullptr;
+  impl_->busy.store(static_cast<int>(impl_->threads.size()));
+  impl_->generation.fetch_add(1);
+  impl_->start.wake();
   impl_->work(0);
-  std::unique_lock lock(impl_->mutex);
-  impl_->done.wait(lock, [&] { return impl_->busy == 0; });
-  if (impl_->error) std::rethrow_exception(impl_->error);
+  impl_->done.wait(impl_->may_spin, [&] { return impl_->busy.load() == 0; });
+  if (impl_->error) std::rethrow_exception(std::exchange(impl_->error, nullptr));
 }
 
 }  // namespace hysparse
