@@ -25,6 +25,7 @@ results=${HYSPARSE_RESULTS:-out/gpu-check}
 mkdir -p "$results"
 if [ "${1:-}" != --no-bench ]; then
   python3 bench/gpu/bench_attention.py "$results/attention_forward.json"
+  python3 bench/gpu/bench_attention_backward.py "$results/attention_backward.json"
   python3 bench/gpu/bench_sparse.py "$results/sparse_forward.json"
   python3 bench/gpu/bench_decode.py "$results/decode.json"
 fi

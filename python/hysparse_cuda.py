@@ -97,6 +97,47 @@ class Attention:
         _check(lib.hysparse_cuda_attention(C.byref(self.p), _stream()))
 
 
+class AttentionBackwardParams(C.Structure):
+    _fields_ = [
+        ("batch", C.c_void_p),
+        ("q_heads", C.c_int32), ("kv_heads", C.c_int32), ("head_dim", C.c_int32), ("v_head_dim", C.c_int32),
+        ("q", Tensor), ("k", Tensor), ("v", Tensor),
+        ("kv_rows", C.c_int64), ("scale", C.c_float),
+        ("o", Tensor), ("lse", C.c_void_p), ("d_o", Tensor),
+        ("dq", Tensor), ("dk", Tensor), ("dv", Tensor),
+        ("deterministic", C.c_int32),
+        ("workspace", C.c_void_p), ("workspace_bytes", C.c_size_t),
+    ]
+
+
+lib.hysparse_cuda_attention_backward_workspace.restype = C.c_size_t
+
+
+class AttentionBackward:
+    """dq is poisoned; dk and dv are zeroed once and added to by each run()."""
+
+    def __init__(self, batch, q, k, v, scale, o, lse, d_o, deterministic=False):
+        n, hq, d = q.shape
+        _, hkv, dv = v.shape
+        self.keep = (batch, q, k, v, o, lse, d_o)
+        self.dq = torch.full((n, hq, d), float("nan"), dtype=torch.bfloat16, device="cuda")
+        self.dk = torch.zeros(k.shape, dtype=torch.float32, device="cuda")
+        self.dv = torch.zeros(v.shape, dtype=torch.float32, device="cuda")
+        p = AttentionBackwardParams()
+        p.batch = batch.handle
+        p.q_heads, p.kv_heads, p.head_dim, p.v_head_dim = hq, hkv, d, dv
+        p.q, p.k, p.v, p.o, p.d_o = tensor(q), tensor(k), tensor(v), tensor(o), tensor(d_o)
+        p.dq, p.dk, p.dv = tensor(self.dq), tensor(self.dk), tensor(self.dv)
+        p.kv_rows, p.scale, p.lse, p.deterministic = k.shape[0], scale, lse.data_ptr(), deterministic
+        self.p = p
+        size = lib.hysparse_cuda_attention_backward_workspace(C.byref(p))
+        self.workspace = torch.empty(max(size, 256), dtype=torch.uint8, device="cuda")
+        p.workspace, p.workspace_bytes = self.workspace.data_ptr(), size
+
+    def run(self):
+        _check(lib.hysparse_cuda_attention_backward(C.byref(self.p), _stream()))
+
+
 class SelectionParams(C.Structure):
     _fields_ = [
         ("batch", C.c_void_p), ("idx", C.c_void_p),

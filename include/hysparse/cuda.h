@@ -76,6 +76,31 @@ HYSPARSE_API size_t hysparse_cuda_attention_workspace(const hysparse_cuda_attent
 HYSPARSE_API int hysparse_cuda_attention(const hysparse_cuda_attention_params* params,
                                          hysparse_stream stream);
 
+/* Backward of the dense attention (no selection): dq is written; dk and dv, f32, are added to, so that the
+ * sparse layers that share K and V can add theirs to the same buffers. A row whose lse is -inf gets dq = 0
+ * and adds nothing. `deterministic`: equal inputs give equal bits, at some cost in speed; otherwise the order
+ * of f32 sums is free. */
+typedef struct {
+  const hysparse_cuda_batch* batch;
+  int32_t q_heads, kv_heads, head_dim, v_head_dim;
+  hysparse_cuda_tensor q;    /* [tokens, Hq, d] bf16 */
+  hysparse_cuda_tensor k, v; /* [kv rows, Hkv, d | dv] bf16 */
+  int64_t kv_rows;
+  float scale;
+  hysparse_cuda_tensor o;      /* [tokens, Hq, dv] bf16, of the forward */
+  const float* lse;            /* [tokens, Hq], of the forward */
+  hysparse_cuda_tensor d_o;    /* [tokens, Hq, dv] bf16 */
+  hysparse_cuda_tensor dq;     /* [tokens, Hq, d] bf16 */
+  hysparse_cuda_tensor dk, dv; /* [kv rows, Hkv, d | dv] f32, += */
+  int32_t deterministic;
+  void* workspace; /* hysparse_cuda_attention_backward_workspace bytes, 256-byte aligned */
+  size_t workspace_bytes;
+} hysparse_cuda_attention_backward_params;
+HYSPARSE_API size_t
+hysparse_cuda_attention_backward_workspace(const hysparse_cuda_attention_backward_params* params);
+HYSPARSE_API int hysparse_cuda_attention_backward(const hysparse_cuda_attention_backward_params* params,
+                                                  hysparse_stream stream);
+
 /* Block indices prepared for the sparse kernels: once a full layer, for all its sparse layers. Keeps pointers
  * to the batch, to idx and into the workspace. */
 typedef struct hysparse_cuda_selection hysparse_cuda_selection;

@@ -6,13 +6,14 @@ import traceback
 sys.path[:0] = [os.path.join(os.path.dirname(__file__), "../../python")]
 
 import check_attention
+import check_attention_backward
 import check_decode
 import check_sparse
 
 
 def main():
     passed = failed = 0
-    for module in (check_attention, check_sparse, check_decode):
+    for module in (check_attention, check_attention_backward, check_sparse, check_decode):
         try:
             results = module.run()
         except Exception:

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/common/batch.h"
 #include "kernels/cuda/common/device.h"
+#include "kernels/cuda/sm90/attention_bwd/launch.h"
 #include "kernels/cuda/sm90/attention_fwd/launch.h"
 #include "kernels/cuda/sm90/sparse_fwd/launch.h"
 
@@ -31,6 +32,18 @@ int check(const hysparse_cuda_attention_params* p) {
   return HYSPARSE_OK;
 }
 
+int check(const hysparse_cuda_attention_backward_params* p) {
+  if (!p || !p->batch) return fail(HYSPARSE_BAD_ARGUMENT, "attention backward: no parameters or no batch");
+  if (p->q_heads < 1 || p->kv_heads < 1 || p->q_heads % p->kv_heads != 0)
+    return fail(HYSPARSE_BAD_ARGUMENT, "attention backward: " + std::to_string(p->q_heads) +
+                                           " query heads do not divide over " + std::to_string(p->kv_heads) +
+                                           " KV heads");
+  if (!p->q.data || !p->k.data || !p->v.data || !p->o.data || !p->lse || !p->d_o.data || !p->dq.data ||
+      !p->dk.data || !p->dv.data)
+    return fail(HYSPARSE_BAD_ARGUMENT, "attention backward: a null tensor");
+  return HYSPARSE_OK;
+}
+
 }  // namespace
 
 extern "C" {
@@ -48,6 +61,24 @@ int hysparse_cuda_attention(const hysparse_cuda_attention_params* p, hysparse_st
     return fail(HYSPARSE_UNSUPPORTED, "attention: no kernel for head dims " + std::to_string(p->head_dim) +
                                           "/" + std::to_string(p->v_head_dim) + " on this GPU");
   return attention_fwd::run(*p, stream);
+}
+
+size_t hysparse_cuda_attention_backward_workspace(const hysparse_cuda_attention_backward_params* p) {
+  return p && p->batch && p->q_heads > 0 ? attention_bwd::workspace(*p) : 0;
+}
+
+int hysparse_cuda_attention_backward(const hysparse_cuda_attention_backward_params* p,
+                                     hysparse_stream stream) {
+  if (int e = check(p)) return e;
+  if (compute_capability() / 10 != 9 || !attention_bwd::takes(*p))
+    return fail(HYSPARSE_UNSUPPORTED, "attention backward: no kernel for head dims " +
+                                          std::to_string(p->head_dim) + "/" + std::to_string(p->v_head_dim) +
+                                          " on this GPU");
+  if (p->workspace_bytes < attention_bwd::workspace(*p) || !p->workspace)
+    return fail(HYSPARSE_BAD_ARGUMENT, "attention backward: workspace of " +
+                                           std::to_string(p->workspace_bytes) + " bytes, needs " +
+                                           std::to_string(attention_bwd::workspace(*p)));
+  return attention_bwd::run(*p, stream);
 }
 
 size_t hysparse_cuda_sparse_workspace(const hysparse_cuda_sparse_params* p) {

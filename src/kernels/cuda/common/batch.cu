@@ -62,6 +62,37 @@ const TileList* hysparse_cuda_batch::tiles(int height) const {
   return &lists.emplace(height, std::move(list)).first->second;
 }
 
+const KeyTileList* hysparse_cuda_batch::key_tiles(int height, int q_height) const {
+  std::lock_guard lock(mutex);
+  const auto found = key_lists.find({height, q_height});
+  if (found != key_lists.end()) return &found->second;
+  const std::vector<Tile> queries = make_tiles(*this, q_height);
+  std::vector<KeyTile> keys;
+  size_t begin = 0;
+  for (int s = 0; s < sequences; ++s) {
+    size_t end = begin;
+    while (end < queries.size() && queries[end].q_row < cu_q[size_t(s) + 1]) ++end;
+    const int length = past[size_t(s)] + cu_q[size_t(s) + 1] - cu_q[size_t(s)];
+    size_t first = begin;
+    for (int p = 0, order = 0; p < length; p += height, ++order) {
+      while (queries[first].position + queries[first].q_count <= p) ++first;
+      keys.push_back({cu_kv[size_t(s)] + p, std::min(height, length - p), p, order, int32_t(first),
+                      int32_t(end - first), queries[first].q_row, queries[first].position});
+    }
+    begin = end;
+  }
+  std::stable_sort(keys.begin(), keys.end(),
+                   [](const KeyTile& a, const KeyTile& b) { return a.q_tiles > b.q_tiles; });
+  KeyTileList list;
+  list.count = int(keys.size());
+  if (check_cuda(upload(keys, &list.device, nullptr), "batch key tiles") != HYSPARSE_OK ||
+      check_cuda(cudaStreamSynchronize(nullptr), "batch key tiles") != HYSPARSE_OK) {
+    cudaFree(list.device);
+    return nullptr;
+  }
+  return &key_lists.emplace(std::pair{height, q_height}, list).first->second;
+}
+
 const BlockTable* hysparse_cuda_batch::blocks(int block) const {
   std::lock_guard lock(mutex);
   const auto found = block_tables.find(block);
@@ -134,6 +165,7 @@ void hysparse_cuda_batch_destroy(hysparse_cuda_batch* batch) {
   cudaFree(batch->position);
   cudaFree(batch->kv_start);
   for (auto& [height, list] : batch->lists) cudaFree(list.device);
+  for (auto& [heights, list] : batch->key_lists) cudaFree(list.device);
   for (auto& [block, table] : batch->block_tables) {
     cudaFree(table.spans);
     cudaFree(table.base);

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hysparse/cuda.h"
@@ -28,6 +29,23 @@ struct Tile {
 struct TileList {
   std::vector<Tile> host;  // in packed order
   Tile* device = nullptr;
+};
+
+// A run of keys of one sequence and the query tiles that see any of them.
+struct KeyTile {
+  int32_t kv_row;      // packed key row of its first key
+  int32_t live;        // keys, <= the tile height
+  int32_t position;    // of its first key
+  int32_t order;       // number within its sequence
+  int32_t q_tile;      // first query tile that sees it, numbered through the batch as in its TileList
+  int32_t q_tiles;     // how many do
+  int32_t q_row;       // packed row and
+  int32_t q_position;  // position of that tile's first query
+};
+
+struct KeyTileList {
+  int count = 0;
+  KeyTile* device = nullptr;  // most query tiles first; those of a sequence in order
 };
 
 // A selection block; blocks are numbered through the whole batch.
@@ -57,10 +75,15 @@ struct hysparse_cuda_batch {
   // of a height.
   const hysparse::cuda::TileList* tiles(int height) const;
 
+  // Tiles of at most `height` keys, cut at multiples of it from each sequence's start, beside query tiles of
+  // `q_height`; made at the first use.
+  const hysparse::cuda::KeyTileList* key_tiles(int height, int q_height) const;
+
   // The blocks of `block` tokens of all sequences; made at the first use of a size.
   const hysparse::cuda::BlockTable* blocks(int block) const;
 
   mutable std::mutex mutex;
   mutable std::map<int, hysparse::cuda::BlockTable> block_tables;
   mutable std::map<int, hysparse::cuda::TileList> lists;
+  mutable std::map<std::pair<int, int>, hysparse::cuda::KeyTileList> key_lists;
 };

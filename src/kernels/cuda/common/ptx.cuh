@@ -54,9 +54,62 @@ __device__ inline void tma_load_3d(void* dst, const CUtensorMap* map, uint64_t* 
       "l"(map), "r"(smem_address(bar)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
+// Contiguous bytes: addresses and size are multiples of 16.
+__device__ inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          smem_address(dst)),
+      "l"(src), "r"(bytes), "r"(smem_address(bar))
+      : "memory");
+}
+// dst[i] += src[i], f32; one bulk group a call.
+__device__ inline void bulk_add(float* dst, const void* src, uint32_t bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+      "cp.async.bulk.commit_group;" ::"l"(dst),
+      "r"(smem_address(src)), "r"(bytes)
+      : "memory");
+}
+// The thread's bulk groups have read their sources; or are complete.
+__device__ inline void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ inline void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
 // Ordinary shared-memory stores become visible to wgmma and TMA.
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Orders ordinary accesses and those of the bulk engine, global memory included.
+__device__ inline void fence_proxies() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+// ---- other memory
+// ------------------------------------------------------------------------------------------------------
+// Four 8x8 matrices of 16-bit values from accumulator layout; lane l gives the address of row l % 8 of matrix
+// l / 8.
+__device__ inline void store_matrices(uint32_t smem, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x[0]),
+               "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+__device__ inline void add_2(float* p, float a, float b) {
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(a), "f"(b) : "memory");
+}
+__device__ inline void add_4(float* p, float a, float b, float c, float d) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+}
+__device__ inline uint32_t load_acquire(const uint32_t* p) {
+  uint32_t x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+__device__ inline void store_release(uint32_t* p, uint32_t x) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
 // ---- threads
