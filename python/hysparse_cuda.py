@@ -116,12 +116,12 @@ lib.hysparse_cuda_attention_backward_workspace.restype = C.c_size_t
 class AttentionBackward:
     """dq is poisoned; dk and dv are zeroed once and added to by each run()."""
 
-    def __init__(self, batch, q, k, v, scale, o, lse, d_o, deterministic=False):
+    def __init__(self, batch, q, k, v, scale, o, lse, d_o, deterministic=False, dq=None, dk=None):
         n, hq, d = q.shape
         _, hkv, dv = v.shape
         self.keep = (batch, q, k, v, o, lse, d_o)
-        self.dq = torch.full((n, hq, d), float("nan"), dtype=torch.bfloat16, device="cuda")
-        self.dk = torch.zeros(k.shape, dtype=torch.float32, device="cuda")
+        self.dq = torch.full((n, hq, d), float("nan"), dtype=torch.bfloat16, device="cuda") if dq is None else dq
+        self.dk = torch.zeros(k.shape, dtype=torch.float32, device="cuda") if dk is None else dk
         self.dv = torch.zeros(v.shape, dtype=torch.float32, device="cuda")
         p = AttentionBackwardParams()
         p.batch = batch.handle

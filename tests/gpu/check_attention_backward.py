@@ -48,13 +48,19 @@ def reference(batch, q, k, v, d_o, scale):
     return o, lse, dq, dk, dvv, bq.sqrt(), bk.sqrt(), bv.sqrt()
 
 
+def spread(x, row):
+    """The same values in rows of `row` elements: offsets past 2^31 without much work."""
+    y = torch.empty(x.shape[0], row, dtype=x.dtype, device="cuda")[:, : x.shape[1] * x.shape[2]].unflatten(1, x.shape[1:])
+    return y.copy_(x)
+
+
 def error(got, want, norm):
     """Largest difference in units of the bound: each output eps of itself (dq is bf16), eps of the norm of its terms, six sigma."""
     bound = EPS * (want.abs() + 6 * norm) + 1e-6
     return ((got.double() - want).abs() / bound).max().item()
 
 
-def case(name, lengths, hq, hkv, d, dv, pasts=None, magnitude=1.0, repeats=2, empty=False):
+def case(name, lengths, hq, hkv, d, dv, pasts=None, magnitude=1.0, repeats=2, empty=False, row=0):
     torch.manual_seed(len(lengths) * 7919 + hq * 31 + d + sum(lengths))
     batch = hc.Batch(lengths, pasts, None if not pasts else list(itertools.accumulate([0] + [a + b for a, b in zip(lengths, pasts)]))[:-1])
     n = sum(lengths)
@@ -79,7 +85,9 @@ def case(name, lengths, hq, hkv, d, dv, pasts=None, magnitude=1.0, repeats=2, em
     for deterministic in (False, True):
         first = None
         for i in range(repeats if deterministic else 1):
-            call = hc.AttentionBackward(batch, q, k, v, scale, o, lse, d_o, deterministic)
+            wide = {"dq": spread(q, row), "dk": spread(k.float(), row)} if row else {}
+            call = hc.AttentionBackward(batch, spread(q, row) if row else q, k, v, scale, o, lse, d_o, deterministic, **wide)
+            call.dq.fill_(float("nan"))
             call.dk.fill_(float("nan"))[:rows] = 0.5  # what lies behind the sequences stays
             call.dv.fill_(float("nan"))[:rows] = -0.25
             call.workspace.fill_(255)
@@ -115,6 +123,10 @@ def run():
     results.append(case("past d64", [100, 1, 300], 8, 2, 64, 64, pasts=[200, 64, 77]))
     results.append(case("large logits", [1000], 8, 2, 128, 128, magnitude=30.0))
     results.append(case("rows that see nothing", [500], 8, 2, 128, 128, empty=True))
+    row = (1 << 31) // 1000 // 8 * 8 + 64  # 1064 of them: past 2^31 elements, 20 GB in all
+    if torch.cuda.get_device_properties(0).total_memory < 40 << 30:
+        row = 1 << 16
+    results.append(case(f"rows of {row}", [1000], 8, 2, 128, 128, row=row))
     for d, dv in ((128, 128), (64, 64), (96, 96), (192, 128), (256, 256)):
         results.append(case(f"long d{d}/{dv}", [4096, 700], 8, 2, d, dv, repeats=10))
     return results

@@ -87,12 +87,13 @@ int run(const hysparse_cuda_attention_backward_params& p, cudaStream_t stream) {
   int device = 0, processors = 132;
   if (cudaGetDevice(&device) == cudaSuccess)
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  // A CTA takes all query heads of its KV head, unless that leaves processors idle; then parts of them, whose
-  // sums meet in dK and dV in no fixed order.
+  // A CTA takes up to four query heads of its KV head (more would leave few, long CTAs), fewer where
+  // processors would idle; the parts' sums meet in dK and dV in no fixed order. Deterministic: all heads.
   const int64_t enough = int64_t(processors) * 2, whole = int64_t(k.tile_count) * p.kv_heads;
   k.heads_a_cta = k.ratio;
   if (!deterministic)
-    while (k.heads_a_cta > 1 && (k.ratio % k.heads_a_cta != 0 || whole * (k.ratio / k.heads_a_cta) < enough))
+    while (k.heads_a_cta > 1 &&
+           (k.ratio % k.heads_a_cta != 0 || k.heads_a_cta > 4 || whole * (k.ratio / k.heads_a_cta) < enough))
       --k.heads_a_cta;
   // As many KV heads side by side as keep one query head's Q, dO and dQ in the L2, but enough CTAs.
   const int64_t bytes = int64_t(p.batch->tokens) * ((p.head_dim + p.v_head_dim) * 2 + p.head_dim * 4);
