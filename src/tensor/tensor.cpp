@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "base/sanitizer.h"
+
 namespace hysparse {
 namespace {
 
@@ -126,13 +128,22 @@ Tensor::~Tensor() {
   if (memory_) memory_->release(view_.data, bytes_);
 }
 
+// Pieces of host memory have borders under AddressSanitizer, and what is not handed out is forbidden.
+static bool watched(const Memory* memory) {
+  return kBorder > 0 && memory == &host_memory();
+}
+
 Arena::~Arena() {
-  for (const Slab& s : slabs_) memory_->release(s.data, s.size);
+  for (const Slab& s : slabs_) {
+    if (watched(memory_)) permit(s.data, s.size);
+    memory_->release(s.data, s.size);
+  }
 }
 
 void* Arena::alloc_bytes(size_t bytes) {
   HYSPARSE_CHECK(bytes <= SIZE_MAX / 2, "an arena allocation of {} bytes", bytes);
-  bytes = (bytes + 63) & ~size_t(63);
+  const size_t wanted = bytes;
+  bytes = (bytes + kBorder + 63) & ~size_t(63);
   while (current_ < slabs_.size() && used_ + bytes > slabs_[current_].size) {
     ++current_;
     used_ = 0;
@@ -142,10 +153,12 @@ void* Arena::alloc_bytes(size_t bytes) {
         slabs_.empty() ? size_t(1) << 20 : std::min<size_t>(slabs_.back().size * 2, size_t(256) << 20);
     const size_t size = std::max(bytes, grown);
     slabs_.push_back({memory_->allocate(size), size});
+    if (watched(memory_)) forbid(slabs_.back().data, size);
     used_ = 0;
   }
   void* p = static_cast<std::byte*>(slabs_[current_].data) + used_;
   used_ += bytes;
+  if (watched(memory_)) permit(p, wanted);
   return p;
 }
 
@@ -160,6 +173,11 @@ TensorView Arena::alloc_zero(DType dtype, std::initializer_list<int64_t> dims) {
 }
 
 void Arena::release(Mark m) {
+  if (watched(memory_))
+    for (size_t i = m.slab; i < slabs_.size() && i <= current_; ++i) {
+      const size_t from = i == m.slab ? m.used : 0;
+      forbid(static_cast<std::byte*>(slabs_[i].data) + from, slabs_[i].size - from);
+    }
   current_ = m.slab;
   used_ = m.used;
 }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/sanitizer.h"
 #include "kernels/cpu/attn_kernels.h"
 #include "kernels/ops.h"
 
@@ -38,6 +39,8 @@ class Slab {
     used_ = (used_ + 63) / 64 * 64;
     T* p = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
     used_ += static_cast<size_t>(count) * sizeof(T);
+    if (p) forbid(base_ + used_, kBorder);
+    used_ += kBorder;
     return p;
   }
   size_t used() const { return (used_ + 127) / 128 * 128; }
