@@ -120,15 +120,24 @@ template <class T>
 void PackCopied(const T* src, int64_t stride, int64_t rows, int64_t k, int64_t width,
                 float* HWY_RESTRICT dst) {
   constexpr int64_t kRun = 16;
+  const D d;
   for (int64_t i0 = 0; i0 < k; i0 += kRun) {
     const int64_t i1 = std::min(k, i0 + kRun);
     for (int64_t r = 0; r < rows; r += width) {
       const int64_t have = std::min(width, rows - r);
       float* panel = dst + r * k;
+      // A panel narrower than a vector is copied in whole vectors: what hangs over is overwritten by the next
+      // k, and there is none after the last.
+      int64_t whole = i0;
+      if (width < int64_t(kLanes) && rows - r >= int64_t(kLanes)) whole = std::min(i1, k - 1);
       for (int64_t i = i0; i < i1; ++i) {
         const T* row = src + i * stride + r;
         if (i + kRun < k)
           for (int64_t j = 0; j < have; j += 64 / int64_t(sizeof(T))) hwy::Prefetch(row + kRun * stride + j);
+        if (i < whole) {
+          hn::StoreU(LoadWide(d, row), d, panel + i * width);
+          continue;
+        }
         CopyWide(row, have, panel + i * width);
         if (have < width) std::fill(panel + i * width + have, panel + (i + 1) * width, 0.0f);
       }

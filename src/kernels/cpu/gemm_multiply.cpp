@@ -105,7 +105,7 @@ void set_engine(Engine engine) {
 
 bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k) {
   if (a.col != 1 || b.row != 1 || a.dtype != b.dtype) return false;
-  return m <= 64 || n <= 64 || (m <= 128 && k >= 2048);
+  return m <= 64 || n < 32 || (m <= 128 && (n <= 64 || k >= 2048));
 }
 
 void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k,
