@@ -155,14 +155,15 @@ void Gemm(int m, int n, int depth, TileRows a, ptrdiff_t a_step, const float* b,
   fetch.Stop();
 }
 
-// Ten independent chains hide the latency of the cores in use.
+// Ten independent chains hide the latency of the cores in use; they differ, else a compiler keeps one of
+// them.
 double MultiplyAdds(int64_t rounds, float* sink) {
   const D d;
   const V factor = hn::Set(d, 0.999f), term = hn::Set(d, 1e-3f);
   constexpr int kChains = 10;
   V sum[kChains];
   HYSPARSE_UNROLL
-  for (int i = 0; i < kChains; ++i) sum[i] = hn::Set(d, 0.1f);
+  for (int i = 0; i < kChains; ++i) sum[i] = hn::Set(d, 0.1f + 0.01f * static_cast<float>(i));
   for (int64_t round = 0; round < rounds; ++round) {
     HYSPARSE_UNROLL
     for (int i = 0; i < kChains; ++i) sum[i] = hn::MulAdd(sum[i], factor, term);
