@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/cpu/attn_tile.h"
+#include "kernels/cpu/attn_window.h"
 
 namespace hysparse::attn {
 
@@ -73,16 +74,19 @@ class WindowForward {
  public:
   WindowForward(Runtime& rt, const WindowAttentionForward& a, DType t);
   int64_t items() const { return static_cast<int64_t>(tiles_.size()); }
-  int64_t work() const { return work_; }
+  int64_t work() const { return plan_.work; }
   void run(int64_t item, int worker);
 
  private:
+  void in_band(const TokenTile& tile, int64_t position, Tile& w) const;
+  void in_key_tiles(const TokenTile& tile, int64_t position, Tile& w) const;
+
   const WindowAttentionForward& a_;
   Shape shape_;
   TileOps ops_;
+  WindowPlan plan_;
   std::vector<TokenTile> tiles_;
   std::vector<Tile> workers_;
-  int64_t work_ = 0;
 };
 
 // out of the given tokens and query heads; checked arguments.

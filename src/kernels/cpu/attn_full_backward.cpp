@@ -81,7 +81,7 @@ void cpu_attention_backward(Runtime& rt, const AttentionBackward& a) {
         if (const int64_t next = key + n; next < keys)
           ops.expect_keys(w, p.s, next, static_cast<int>(std::min<int64_t>(kKeyTile, keys - next)), p.g);
         if (position + 1 - key >= n) {
-          ops.pair(w, 0, rows, nullptr, n, false);
+          ops.pair(w, 0, rows, nullptr, false);
           continue;
         }
         const int first = static_cast<int>(std::max<int64_t>(0, key - position)) * shape.r;
@@ -89,7 +89,7 @@ void cpu_attention_backward(Runtime& rt, const AttentionBackward& a) {
           w.lo[i - first] = 0;
           w.hi[i - first] = static_cast<int32_t>(std::min<int64_t>(n, position + i / shape.r + 1 - key));
         }
-        ops.pair(w, first, rows - first, nullptr, n, true);
+        ops.pair(w, first, rows - first, nullptr, true);
       }
       ops.store_dq(w, token, count, p.g);
     }

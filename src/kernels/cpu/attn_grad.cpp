@@ -6,6 +6,13 @@
 namespace hysparse::attn {
 
 void GradTile::layout(Slab& slab, const Shape& shape, int64_t rows, bool gathers) {
+  layout(slab, shape, rows, gathers, kKeyTile, rows, kKeyTile);
+}
+
+void GradTile::layout(Slab& slab, const Shape& shape, int64_t rows, bool gathers, int64_t key_count,
+                      int64_t rows_at_once, int64_t columns) {
+  keys = static_cast<int>(padded(key_count));
+  scores = static_cast<int>(padded(columns));
   q = slab.take<float>(rows * shape.dp);
   d_o = slab.take<float>(rows * shape.dvp);
   dq = slab.take<float>(rows * shape.dp);
@@ -15,21 +22,23 @@ void GradTile::layout(Slab& slab, const Shape& shape, int64_t rows, bool gathers
     q_of = slab.take<float>(rows * shape.dp);
     d_o_of = slab.take<float>(rows * shape.dvp);
   }
-  s = slab.take<float>(rows * kKeyTile);
-  ds = slab.take<float>(rows * kKeyTile);
-  kt = slab.take<float>(int64_t(shape.d) * kKeyTile);
-  vt = slab.take<float>(int64_t(shape.dv) * kKeyTile);
-  k = slab.take<float>(int64_t(kKeyTile) * shape.dp);
-  dk = slab.take<float>(int64_t(kKeyTile) * shape.dp);
-  dv = slab.take<float>(int64_t(kKeyTile) * shape.dvp);
+  s = slab.take<float>(rows_at_once * scores);
+  ds = slab.take<float>(rows_at_once * scores);
+  kt = slab.take<float>(int64_t(shape.d) * keys);
+  vt = slab.take<float>(int64_t(shape.dv) * keys);
+  k = slab.take<float>(int64_t(keys) * shape.dp);
+  dk = slab.take<float>(int64_t(keys) * shape.dp);
+  dv = slab.take<float>(int64_t(keys) * shape.dvp);
   lo = slab.take<int32_t>(rows);
   hi = slab.take<int32_t>(rows);
   factor = slab.take<float>(rows);
-  pointers = slab.take<const void*>(std::max<int64_t>(rows, 2 * kKeyTile));
+  pointers = slab.take<const void*>(rows);
   more = slab.take<const void*>(rows);
+  k_rows = slab.take<const void*>(keys);
+  v_rows = slab.take<const void*>(keys);
   next_rows = slab.take<const void*>(2 * kKeyTile);
-  dk_rows = slab.take<float*>(kKeyTile);
-  dv_rows = slab.take<float*>(kKeyTile);
+  dk_rows = slab.take<float*>(keys);
+  dv_rows = slab.take<float*>(keys);
 }
 
 void GradOps::load_queries(GradTile& t, int64_t token, int64_t tokens, int64_t g, double* sink_sums) const {
@@ -55,7 +64,7 @@ void GradOps::load_queries(GradTile& t, int64_t token, int64_t tokens, int64_t g
 }
 
 void GradOps::load_keys(GradTile& t, int64_t s, int64_t p, int n, int64_t g, const KeyGrads& to) const {
-  key_rows(a_.kv, a_.batch, s, p, n, g, t.pointers, t.pointers + kKeyTile);
+  key_rows(a_.kv, a_.batch, s, p, n, g, t.k_rows, t.v_rows);
   for (int j = 0; j < n; ++j) {
     t.dk_rows[j] = to.dk_row(p + j);
     t.dv_rows[j] = to.dv_row(p + j);
@@ -70,35 +79,58 @@ void GradOps::expect_keys(GradTile& t, int64_t s, int64_t p, int n, int64_t g) c
 
 void GradOps::load_key_rows(GradTile& t, int n) const {
   t.ahead = {};
-  kernels_.load_transposed(t.pointers, shape_.bf16, n, shape_.d, t.kt);
-  kernels_.load_transposed(t.pointers + kKeyTile, shape_.bf16, n, shape_.dv, t.vt);
-  kernels_.load_rows(t.pointers, shape_.bf16, n, shape_.d, 1.0f, t.k, shape_.dp);
+  t.loaded = n;
+  kernels_.load_transposed(t.k_rows, shape_.bf16, n, shape_.d, t.kt, t.keys);
+  kernels_.load_transposed(t.v_rows, shape_.bf16, n, shape_.dv, t.vt, t.keys);
+  kernels_.load_rows(t.k_rows, shape_.bf16, n, shape_.d, 1.0f, t.k, shape_.dp);
 }
 
-void GradOps::pair(GradTile& t, int first, int rows, const int32_t* index, int n, bool masked) const {
-  int seen = n;
+void GradOps::pair(GradTile& t, int first, int rows, const int32_t* index, bool masked) const {
+  int seen = t.loaded;
   if (masked) seen = std::max(0, *std::max_element(t.hi, t.hi + rows));
   if (seen == 0 || rows == 0) return;
-  const int columns = static_cast<int>(padded(seen));
-  float* q = t.q + int64_t(first) * shape_.dp;
-  float* d_o = t.d_o + int64_t(first) * shape_.dvp;
+  products(t, first, rows, index, 0, seen, masked, false);
+  add_key_grads(t, seen);
+}
+
+void GradOps::clear_key_grads(GradTile& t) const {
+  std::fill_n(t.dk, int64_t(t.loaded) * shape_.dp, 0.0f);
+  std::fill_n(t.dv, int64_t(t.loaded) * shape_.dvp, 0.0f);
+}
+
+void GradOps::pair_columns(GradTile& t, int first, int rows, int column, int n, bool masked) const {
+  products(t, first, rows, nullptr, column, n, masked, true);
+}
+
+void GradOps::add_key_grads(GradTile& t, int n) const {
+  kernels_.add_rows(t.dv, shape_.dvp, 1.0f, n, shape_.dv, t.dv_rows);
+  // The queries were in log2 units: times ln 2 they are scale * q.
+  kernels_.add_rows(t.dk, shape_.dp, static_cast<float>(kLn2), n, shape_.d, t.dk_rows);
+}
+
+void GradOps::products(GradTile& t, int first, int rows, const int32_t* index, int column, int seen,
+                       bool masked, bool accumulate) const {
+  const int columns = static_cast<int>(padded(seen)), dp = shape_.dp, dvp = shape_.dvp;
+  float* q = t.q + int64_t(first) * dp;
+  float* d_o = t.d_o + int64_t(first) * dvp;
   if (index) {  // side by side, as the products over rows need them
     for (int i = 0; i < rows; ++i) {
-      std::copy_n(t.q + int64_t(index[i]) * shape_.dp, shape_.dp, t.q_of + int64_t(i) * shape_.dp);
-      std::copy_n(t.d_o + int64_t(index[i]) * shape_.dvp, shape_.dvp, t.d_o_of + int64_t(i) * shape_.dvp);
+      std::copy_n(t.q + int64_t(index[i]) * dp, dp, t.q_of + int64_t(i) * dp);
+      std::copy_n(t.d_o + int64_t(index[i]) * dvp, dvp, t.d_o_of + int64_t(i) * dvp);
     }
     q = t.q_of;
     d_o = t.d_o_of;
   }
-  const TileRows s{t.s, kKeyTile, nullptr}, ds{t.ds, kKeyTile, nullptr};
-  kernels_.gemm(rows, columns, shape_.d, {q, shape_.dp, nullptr}, 1, t.kt, kKeyTile, s, false, &t.ahead);
-  kernels_.gemm(rows, columns, shape_.dv, {d_o, shape_.dvp, nullptr}, 1, t.vt, kKeyTile, ds, false, &t.ahead);
+  const TileRows s{t.s, t.scores, nullptr}, ds{t.ds, t.scores, nullptr};
+  kernels_.gemm(rows, columns, shape_.d, {q, dp, nullptr}, 1, t.kt + column, t.keys, s, false, &t.ahead);
+  kernels_.gemm(rows, columns, shape_.dv, {d_o, dvp, nullptr}, 1, t.vt + column, t.keys, ds, false, &t.ahead);
 
   SoftmaxGradTile soft;
   soft.rows = rows;
   soft.keys = seen;
   soft.s = t.s;
   soft.dp = t.ds;
+  soft.ld = t.scores;
   soft.lo = masked ? t.lo : nullptr;
   soft.hi = masked ? t.hi : nullptr;
   soft.index = index;
@@ -107,15 +139,12 @@ void GradOps::pair(GradTile& t, int first, int rows, const int32_t* index, int n
   kernels_.softmax_grad(soft);
 
   // Products over the rows: the columns of P and dS are the rows of their transposes.
-  kernels_.gemm(seen, shape_.dvp, rows, {t.s, 1, nullptr}, kKeyTile, d_o, shape_.dvp,
-                {t.dv, shape_.dvp, nullptr}, false, &t.ahead);
-  kernels_.add_rows(t.dv, shape_.dvp, 1.0f, seen, shape_.dv, t.dv_rows);
-  // q is in log2 units: times ln 2 it is scale * q.
-  kernels_.gemm(seen, shape_.dp, rows, {t.ds, 1, nullptr}, kKeyTile, q, shape_.dp, {t.dk, shape_.dp, nullptr},
-                false, &t.ahead);
-  kernels_.add_rows(t.dk, shape_.dp, static_cast<float>(kLn2), seen, shape_.d, t.dk_rows);
-  kernels_.gemm(rows, shape_.dp, seen, ds, 1, t.k, shape_.dp,
-                {t.dq + int64_t(first) * shape_.dp, shape_.dp, index}, true, &t.ahead);
+  kernels_.gemm(seen, dvp, rows, {t.s, 1, nullptr}, t.scores, d_o, dvp,
+                {t.dv + int64_t(column) * dvp, dvp, nullptr}, accumulate, &t.ahead);
+  kernels_.gemm(seen, dp, rows, {t.ds, 1, nullptr}, t.scores, q, dp,
+                {t.dk + int64_t(column) * dp, dp, nullptr}, accumulate, &t.ahead);
+  kernels_.gemm(rows, dp, seen, ds, 1, t.k + int64_t(column) * dp, dp,
+                {t.dq + int64_t(first) * dp, dp, index}, true, &t.ahead);
 }
 
 void GradOps::store_dq(GradTile& t, int64_t token, int64_t tokens, int64_t g) const {

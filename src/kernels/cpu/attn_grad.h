@@ -19,24 +19,32 @@ struct GradTile {
   float* delta = nullptr;  // [rows] o . d_o
   float* q_of = nullptr;   // [rows, dp], [rows, dvp]: the rows of an index, side by side
   float* d_o_of = nullptr;
-  float* s = nullptr;   // [rows, kKeyTile] scores, then p
-  float* ds = nullptr;  // [rows, kKeyTile] dp, then ds
-  float* kt = nullptr;  // [d, kKeyTile]
-  float* vt = nullptr;  // [dv, kKeyTile]
-  float* k = nullptr;   // [kKeyTile, dp]
-  float* dk = nullptr;  // [kKeyTile, dp] of this pair of tiles
-  float* dv = nullptr;  // [kKeyTile, dvp]
+  int keys = 0;         // keys that fit
+  int scores = 0;       // columns of s and ds
+  float* s = nullptr;   // [rows taken at a time, scores] scores, then p
+  float* ds = nullptr;  // [rows taken at a time, scores] dp, then ds
+  float* kt = nullptr;  // [d, keys]
+  float* vt = nullptr;  // [dv, keys]
+  float* k = nullptr;   // [keys, dp]
+  float* dk = nullptr;  // [keys, dp] of the tiles at hand
+  float* dv = nullptr;  // [keys, dvp]
+  int loaded = 0;
   int32_t* lo = nullptr;
   int32_t* hi = nullptr;
   float* factor = nullptr;
-  const void** pointers = nullptr;  // [max(rows, 2 kKeyTile)]
+  const void** pointers = nullptr;  // [rows]
   const void** more = nullptr;
+  const void** k_rows = nullptr;  // [keys] the keys and values at hand, as they lie in memory
+  const void** v_rows = nullptr;
   const void** next_rows = nullptr;  // [2 kKeyTile] keys and values that come next
   Ahead ahead;                       // where fetching them stands
   float** dk_rows = nullptr;         // [kKeyTile] where the gradients of the loaded keys go
   float** dv_rows = nullptr;
 
   void layout(Slab& slab, const Shape& shape, int64_t rows, bool gathers);
+  // For more keys at hand than rows meet at a time: `rows_at_once` x `columns` scores.
+  void layout(Slab& slab, const Shape& shape, int64_t rows, bool gathers, int64_t keys, int64_t rows_at_once,
+              int64_t columns);
 };
 
 // Rows of dk and dv for the positions from `first` on.
@@ -77,7 +85,12 @@ class GradOps {
   void load_key_rows(GradTile& t, int n) const;
   // `rows` query rows, from `first` on or those of `index`, against the n loaded keys; where `masked`, row i
   // of the call sees [t.lo[i], t.hi[i]) only.
-  void pair(GradTile& t, int first, int rows, const int32_t* index, int n, bool masked) const;
+  void pair(GradTile& t, int first, int rows, const int32_t* index, bool masked) const;
+  // The same in steps: clear_key_grads, then rows against the n keys from `column` on (a multiple of kPad;
+  // t.lo and t.hi count from there) as often as wanted, then add_key_grads.
+  void clear_key_grads(GradTile& t) const;
+  void pair_columns(GradTile& t, int first, int rows, int column, int n, bool masked) const;
+  void add_key_grads(GradTile& t, int n) const;
   void store_dq(GradTile& t, int64_t token, int64_t tokens, int64_t g) const;
 
   // The caller's dk and dv of sequence s, head g.
@@ -89,6 +102,9 @@ class GradOps {
   void add(const KeyGrads& to, const KeyGrads& from, int64_t begin, int64_t end) const;
 
  private:
+  void products(GradTile& t, int first, int rows, const int32_t* index, int column, int seen, bool masked,
+                bool accumulate) const;
+
   GradArgs a_;
   Shape shape_;
   Kernels kernels_;

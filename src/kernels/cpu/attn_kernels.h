@@ -12,7 +12,7 @@
 namespace hysparse::attn {
 
 inline constexpr int kPad = 16;      // floats; every vector length in use divides it
-inline constexpr int kKeyTile = 64;  // keys that one tile of scores holds; its row stride
+inline constexpr int kKeyTile = 64;  // keys of a usual tile
 
 constexpr int64_t padded(int64_t n) {
   return (n + kPad - 1) / kPad * kPad;
@@ -31,7 +31,8 @@ struct TileRows {
 // running state of row(i) = index ? index[i] : i.
 struct SoftmaxTile {
   int rows = 0, keys = 0;
-  float* s = nullptr;  // [rows, kKeyTile] scores in, exp2(score - running maximum) out, 0 where masked
+  float* s = nullptr;  // [rows, ld] scores in, exp2(score - running maximum) out, 0 where masked
+  ptrdiff_t ld = kKeyTile;
   const int32_t* lo = nullptr;  // [rows] keys lo <= key < hi are visible; null: all
   const int32_t* hi = nullptr;
   const int32_t* index = nullptr;
@@ -49,8 +50,9 @@ struct SoftmaxTile {
 // Probabilities and score gradients of a tile: p = exp2(s - lse2), ds = p (dp - delta), both 0 where masked.
 struct SoftmaxGradTile {
   int rows = 0, keys = 0;
-  float* s = nullptr;   // [rows, kKeyTile] scores in, p out
-  float* dp = nullptr;  // [rows, kKeyTile] d_o . v in, ds out
+  float* s = nullptr;   // [rows, ld] scores in, p out
+  float* dp = nullptr;  // [rows, ld] d_o . v in, ds out
+  ptrdiff_t ld = kKeyTile;
   const int32_t* lo = nullptr;
   const int32_t* hi = nullptr;
   const int32_t* index = nullptr;
@@ -85,8 +87,8 @@ struct Kernels {
   // dst [n, ld] f32 = factor * rows; columns from width to ld are zeroed.
   void (*load_rows)(const void* const* rows, bool bf16, int n, int width, float factor, float* dst,
                     ptrdiff_t ld);
-  // dst [width, kKeyTile] f32: column j is row j; columns from n to padded(n) are zeroed.
-  void (*load_transposed)(const void* const* rows, bool bf16, int n, int width, float* dst);
+  // dst [width, ld] f32: column j is row j; columns from n to padded(n) are zeroed.
+  void (*load_transposed)(const void* const* rows, bool bf16, int n, int width, float* dst, ptrdiff_t ld);
   // rows[i][0..width) = factor[i] * src row i, rounded to T.
   void (*store_rows)(const float* src, ptrdiff_t ld, const float* factor, int n, int width, bool bf16,
                      void* const* rows);

@@ -42,7 +42,7 @@ void LoadRows(const void* const* rows, bool is_bf16, int n, int width, float fac
 // Four rows of four become four columns of four.
 template <class T>
 HWY_INLINE void Transpose4(const T* r0, const T* r1, const T* r2, const T* r3, int width,
-                           float* HWY_RESTRICT dst) {
+                           float* HWY_RESTRICT dst, ptrdiff_t ld) {
   int j = 0;
 #if HWY_TARGET != HWY_SCALAR
   const D4 d;
@@ -53,15 +53,15 @@ HWY_INLINE void Transpose4(const T* r0, const T* r1, const T* r2, const T* r3, i
     const auto ab_hi = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
     const auto ce_lo = hn::BitCast(d2, hn::InterleaveLower(d, c, e));
     const auto ce_hi = hn::BitCast(d2, hn::InterleaveUpper(d, c, e));
-    float* out = dst + ptrdiff_t(j) * kKeyTile;
+    float* out = dst + j * ld;
     hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, ab_lo, ce_lo)), d, out);
-    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, ab_lo, ce_lo)), d, out + kKeyTile);
-    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, ab_hi, ce_hi)), d, out + 2 * kKeyTile);
-    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, ab_hi, ce_hi)), d, out + 3 * kKeyTile);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, ab_lo, ce_lo)), d, out + ld);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, ab_hi, ce_hi)), d, out + 2 * ld);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, ab_hi, ce_hi)), d, out + 3 * ld);
   }
 #endif
   for (; j < width; ++j) {
-    float* out = dst + ptrdiff_t(j) * kKeyTile;
+    float* out = dst + j * ld;
     out[0] = ToFloat(r0[j]);
     out[1] = ToFloat(r1[j]);
     out[2] = ToFloat(r2[j]);
@@ -69,25 +69,26 @@ HWY_INLINE void Transpose4(const T* r0, const T* r1, const T* r2, const T* r3, i
   }
 }
 template <class T>
-HWY_INLINE void LoadTransposedT(const void* const* rows, int n, int width, float* HWY_RESTRICT dst) {
+HWY_INLINE void LoadTransposedT(const void* const* rows, int n, int width, float* HWY_RESTRICT dst,
+                                ptrdiff_t ld) {
   int i = 0;
   for (; i + 4 <= n; i += 4)
     Transpose4(static_cast<const T*>(rows[i]), static_cast<const T*>(rows[i + 1]),
-               static_cast<const T*>(rows[i + 2]), static_cast<const T*>(rows[i + 3]), width, dst + i);
+               static_cast<const T*>(rows[i + 2]), static_cast<const T*>(rows[i + 3]), width, dst + i, ld);
   for (; i < n; ++i) {
     const T* r = static_cast<const T*>(rows[i]);
-    for (int j = 0; j < width; ++j) dst[ptrdiff_t(j) * kKeyTile + i] = ToFloat(r[j]);
+    for (int j = 0; j < width; ++j) dst[j * ld + i] = ToFloat(r[j]);
   }
   const int end = static_cast<int>(padded(n));
   if (n < end)
     for (int j = 0; j < width; ++j)
-      for (int c = n; c < end; ++c) dst[ptrdiff_t(j) * kKeyTile + c] = 0;
+      for (int c = n; c < end; ++c) dst[j * ld + c] = 0;
 }
-void LoadTransposed(const void* const* rows, bool is_bf16, int n, int width, float* dst) {
+void LoadTransposed(const void* const* rows, bool is_bf16, int n, int width, float* dst, ptrdiff_t ld) {
   if (is_bf16)
-    LoadTransposedT<bf16>(rows, n, width, dst);
+    LoadTransposedT<bf16>(rows, n, width, dst, ld);
   else
-    LoadTransposedT<float>(rows, n, width, dst);
+    LoadTransposedT<float>(rows, n, width, dst, ld);
 }
 
 template <class T>
@@ -194,7 +195,7 @@ void Softmax(const SoftmaxTile& t) {
   const D d;
   const int columns = static_cast<int>(padded(t.keys));
   for (int i = 0; i < t.rows; ++i) {
-    float* HWY_RESTRICT s = t.s + ptrdiff_t(i) * kKeyTile;
+    float* HWY_RESTRICT s = t.s + i * t.ld;
     const int lo = t.lo ? t.lo[i] : 0, hi = t.hi ? t.hi[i] : t.keys;
     if (hi <= lo) {
       for (int j = 0; j < columns; j += kLanes) hn::StoreU(hn::Zero(d), d, s + j);
@@ -235,8 +236,8 @@ void SoftmaxGrad(const SoftmaxGradTile& t) {
   const D d;
   const int columns = static_cast<int>(padded(t.keys));
   for (int i = 0; i < t.rows; ++i) {
-    float* HWY_RESTRICT s = t.s + ptrdiff_t(i) * kKeyTile;
-    float* HWY_RESTRICT dp = t.dp + ptrdiff_t(i) * kKeyTile;
+    float* HWY_RESTRICT s = t.s + i * t.ld;
+    float* HWY_RESTRICT dp = t.dp + i * t.ld;
     const int lo = t.lo ? t.lo[i] : 0, hi = t.hi ? t.hi[i] : t.keys;
     const int state = t.index ? t.index[i] : i;
     const V lse2 = hn::Set(d, t.lse2[state]), delta = hn::Set(d, t.delta[state]);

@@ -134,7 +134,7 @@ class SparseBackward {
             w.tile.hi[m] =
                 static_cast<int32_t>(std::clamp<int64_t>(position + chosen_by[m / r] + 1 - key, 0, n));
           }
-        ops_.pair(w.tile, 0, members * r, w.index, n, masked);
+        ops_.pair(w.tile, 0, members * r, w.index, masked);
       }
     }
   }
@@ -147,7 +147,7 @@ class SparseBackward {
       int loaded = 0;
       const auto flush = [&] {
         ops_.load_key_rows(t, loaded);
-        ops_.pair(t, static_cast<int>(i) * shape_.r, shape_.r, nullptr, loaded, false);
+        ops_.pair(t, static_cast<int>(i) * shape_.r, shape_.r, nullptr, false);
         loaded = 0;
       };
       const auto* entry = reinterpret_cast<const int32_t*>(
@@ -157,7 +157,7 @@ class SparseBackward {
         touch(piece, entry[e]);
         const int64_t end = std::min((entry[e] + 1) * block_, position + i + 1);
         for (int64_t key = entry[e] * block_; key < end; ++key) {
-          key_rows(a_.kv, b_, p.s, key, 1, p.g, t.pointers + loaded, t.pointers + kKeyTile + loaded);
+          key_rows(a_.kv, b_, p.s, key, 1, p.g, t.k_rows + loaded, t.v_rows + loaded);
           t.dk_rows[loaded] = p.part.dk_row(key);
           t.dv_rows[loaded] = p.part.dv_row(key);
           if (++loaded == kKeyTile) flush();

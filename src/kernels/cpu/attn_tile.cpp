@@ -58,19 +58,26 @@ Ahead rows_ahead(const Shape& shape, const void* const* rows, int count) {
 }
 
 void Tile::layout(Slab& slab, const Shape& shape, int64_t rows) {
+  layout(slab, shape, rows, kKeyTile, rows, kKeyTile);
+}
+
+void Tile::layout(Slab& slab, const Shape& shape, int64_t rows, int64_t key_count, int64_t rows_at_once,
+                  int64_t columns) {
+  keys = static_cast<int>(padded(key_count));
+  scores = static_cast<int>(padded(columns));
   q = slab.take<float>(rows * shape.dp);
   o = slab.take<float>(rows * shape.dvp);
   row_max = slab.take<float>(rows);
   row_sum = slab.take<float>(rows);
-  s = slab.take<float>(rows * kKeyTile);
-  kt = slab.take<float>(int64_t(shape.d) * kKeyTile);
-  v = slab.take<float>(int64_t(kKeyTile) * shape.dvp);
+  s = slab.take<float>(rows_at_once * scores);
+  kt = slab.take<float>(int64_t(shape.d) * keys);
+  v = slab.take<float>(int64_t(keys) * shape.dvp);
   lo = slab.take<int32_t>(rows);
   hi = slab.take<int32_t>(rows);
   factor = slab.take<float>(rows);
   pointers = slab.take<const void*>(rows);
-  k_rows = slab.take<const void*>(kKeyTile);
-  v_rows = slab.take<const void*>(kKeyTile);
+  k_rows = slab.take<const void*>(keys);
+  v_rows = slab.take<const void*>(keys);
   next_rows = slab.take<const void*>(2 * kKeyTile);
 }
 
@@ -110,30 +117,37 @@ void TileOps::choose_path(Tile& t, double rows_a_visit) const {
 
 void TileOps::pack(Tile& t) const {
   if (t.packed) return;
-  kernels_.load_transposed(t.k_rows, shape_.bf16, t.loaded, shape_.d, t.kt);
+  kernels_.load_transposed(t.k_rows, shape_.bf16, t.loaded, shape_.d, t.kt, t.keys);
   kernels_.load_rows(t.v_rows, shape_.bf16, t.loaded, shape_.dv, 1.0f, t.v, shape_.dvp);
   t.packed = true;
 }
 
 void TileOps::attend(Tile& t, int first, int rows, const int32_t* index, bool masked, int64_t p,
                      const BlockMaxima& blocks) const {
-  int seen = t.loaded;  // keys that some row sees
+  attend_columns(t, first, rows, index, 0, t.loaded, masked, p, blocks);
+}
+
+void TileOps::attend_columns(Tile& t, int first, int rows, const int32_t* index, int column, int n,
+                             bool masked, int64_t p, const BlockMaxima& blocks) const {
+  int seen = n;  // keys that some row sees
   if (masked) seen = std::max(0, *std::max_element(t.hi, t.hi + rows));
   if (seen == 0 || rows == 0) return;
   const TileRows q{t.q + int64_t(first) * shape_.dp, shape_.dp, index};
-  const TileRows s{t.s, kKeyTile, nullptr};
+  const TileRows s{t.s, t.scores, nullptr};
   const TileRows o{t.o + int64_t(first) * shape_.dvp, shape_.dvp, index};
   if (t.direct) {
-    kernels_.dot_direct(rows, seen, shape_.d, q, t.k_rows, shape_.bf16, s, &t.ahead);
+    kernels_.dot_direct(rows, seen, shape_.d, q, t.k_rows + column, shape_.bf16, s, &t.ahead);
   } else {
     pack(t);
-    kernels_.gemm(rows, static_cast<int>(padded(seen)), shape_.d, q, 1, t.kt, kKeyTile, s, false, &t.ahead);
+    kernels_.gemm(rows, static_cast<int>(padded(seen)), shape_.d, q, 1, t.kt + column, t.keys, s, false,
+                  &t.ahead);
   }
 
   SoftmaxTile soft;
   soft.rows = rows;
   soft.keys = seen;
   soft.s = t.s;
+  soft.ld = t.scores;
   soft.lo = masked ? t.lo : nullptr;
   soft.hi = masked ? t.hi : nullptr;
   soft.index = index;
@@ -151,9 +165,10 @@ void TileOps::attend(Tile& t, int first, int rows, const int32_t* index, bool ma
   }
   kernels_.softmax(soft);
   if (t.direct)
-    kernels_.add_direct(rows, seen, shape_.dv, s, t.v_rows, shape_.bf16, o);
+    kernels_.add_direct(rows, seen, shape_.dv, s, t.v_rows + column, shape_.bf16, o);
   else
-    kernels_.gemm(rows, shape_.dvp, seen, s, 1, t.v, shape_.dvp, o, true, &t.ahead);
+    kernels_.gemm(rows, shape_.dvp, seen, s, 1, t.v + int64_t(column) * shape_.dvp, shape_.dvp, o, true,
+                  &t.ahead);
 }
 
 void TileOps::finish(Tile& t, int64_t token, int64_t tokens, int64_t g, const TensorView& sinks,

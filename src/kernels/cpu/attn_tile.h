@@ -92,14 +92,16 @@ struct Tile {
   float* o = nullptr;               // [rows, dvp] not yet normalised
   float* row_max = nullptr;         // [rows]
   float* row_sum = nullptr;         // [rows]
-  float* s = nullptr;               // [rows, kKeyTile]
-  float* kt = nullptr;              // [d, kKeyTile]
-  float* v = nullptr;               // [kKeyTile, dvp]
+  int keys = 0;                     // keys that fit
+  int scores = 0;                   // columns of s
+  float* s = nullptr;               // [rows that attend at a time, scores]
+  float* kt = nullptr;              // [d, keys]
+  float* v = nullptr;               // [keys, dvp]
   int32_t* lo = nullptr;            // [rows]
   int32_t* hi = nullptr;            // [rows]
   float* factor = nullptr;          // [rows]
   const void** pointers = nullptr;  // [rows]
-  const void** k_rows = nullptr;    // [kKeyTile] the keys and values at hand, as they lie in memory
+  const void** k_rows = nullptr;    // [keys] the keys and values at hand, as they lie in memory
   const void** v_rows = nullptr;
   const void** next_rows = nullptr;  // [2 * kKeyTile] those that come next
   Ahead ahead;                       // where fetching them stands
@@ -108,6 +110,9 @@ struct Tile {
   bool direct = false;               // use them where they lie: see choose_path
 
   void layout(Slab& slab, const Shape& shape, int64_t rows);
+  // For more keys at hand than rows attend to at a time: `rows_at_once` x `columns` scores.
+  void layout(Slab& slab, const Shape& shape, int64_t rows, int64_t keys, int64_t rows_at_once,
+              int64_t columns);
 };
 
 // Blocks whose raw maxima are wanted while keys pass by.
@@ -132,7 +137,7 @@ class TileOps {
   // One way for all keys of a row, so that equal keys have scores equal to the bit. load_queries chooses for
   // a tile whose rows all take part.
   void choose_path(Tile& t, double rows_a_visit) const;
-  // Keys and values [p, p + n), n <= kKeyTile, of sequence s are at hand now.
+  // Keys and values [p, p + n), n <= t.keys, of sequence s are at hand now.
   void set_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const;
   // The same for any rows: t.k_rows[0, n), t.v_rows[0, n).
   void set_key_rows(Tile& t, int n) const;
@@ -143,6 +148,9 @@ class TileOps {
   // of the call sees the keys [t.lo[i], t.hi[i]) only. Keys start at position p (for block maxima).
   void attend(Tile& t, int first, int rows, const int32_t* index, bool masked, int64_t p = 0,
               const BlockMaxima& blocks = {}) const;
+  // The same to the n keys at hand from `column` on, a multiple of kPad; t.lo and t.hi count from there.
+  void attend_columns(Tile& t, int first, int rows, const int32_t* index, int column, int n, bool masked,
+                      int64_t p = 0, const BlockMaxima& blocks = {}) const;
 
   // Adds the sinks and writes o and lse. row_max and row_sum stay as they are, without the sink.
   void finish(Tile& t, int64_t token, int64_t tokens, int64_t g, const TensorView& sinks, const TensorView& o,

@@ -1,5 +1,6 @@
-// Sliding-window attention: a tile of queries walks the keys of its band; each tile of keys meets the rows
-// that see any of it.
+// Sliding-window attention. For usual windows a tile of tokens has all keys of its band at hand, and a few
+// tokens at a time meet the part that they see in one step. Wide windows walk the band in tiles of keys, as
+// full attention does.
 #include <algorithm>
 
 #include "kernels/checks.h"
@@ -8,56 +9,68 @@
 
 namespace hysparse {
 namespace attn {
-namespace {
 
-constexpr int64_t kQueryRows = 192;
-constexpr int64_t kNarrow =
-    256;  // windows up to here take half tiles of keys: less of the band's corners is wasted
-
-}  // namespace
+WindowPlan::WindowPlan(const RaggedBatch& batch, const Shape& shape, int64_t window) : band(window <= kBand) {
+  const int64_t rows = band ? 256 : 192;
+  fit = std::max<int64_t>(band ? kStep : 1, std::min<int64_t>(rows / shape.r, 64));
+  for (int64_t s = 0; s < batch.sequences(); ++s) {
+    const int64_t n = batch.q_len(s);
+    tokens = std::max(tokens, std::min(fit, n));
+    work += n * std::min(batch.kv_len(s), window) * shape.hq * (shape.d + shape.dv);
+  }
+  keys = band ? window + tokens : kKeyTile;
+  rows_at_once = (band ? std::min(tokens, kStep) : tokens) * shape.r;
+  columns = band ? window + kStep + kPad : kKeyTile;
+}
 
 WindowForward::WindowForward(Runtime& rt, const WindowAttentionForward& a, DType t)
-    : a_(a), shape_(shape_of("window_attention", t, a.q, a.kv)), ops_(shape_, a.kv, a.batch) {
-  const int64_t fit = std::max<int64_t>(1, kQueryRows / shape_.r);
-  int64_t tokens = 1;
-  tiles_ = token_tiles(a.batch, shape_.hkv, [&](int64_t s) {
-    const int64_t step = std::min(fit, a.batch.q_len(s));
-    tokens = std::max(tokens, step);
-    return step;
+    : a_(a),
+      shape_(shape_of("window_attention", t, a.q, a.kv)),
+      ops_(shape_, a.kv, a.batch),
+      plan_(a.batch, shape_, a.window) {
+  tiles_ = token_tiles(a.batch, shape_.hkv, [&](int64_t) { return plan_.fit; });
+  workers_ = per_worker<Tile>(rt, [&](Tile& w, Slab& slab) {
+    w.layout(slab, shape_, plan_.tokens * shape_.r, plan_.keys, plan_.rows_at_once, plan_.columns);
   });
-  for (int64_t s = 0; s < a.batch.sequences(); ++s)
-    work_ += a.batch.q_len(s) * std::min(a.batch.kv_len(s), a.window) * shape_.hq * (shape_.d + shape_.dv);
-  workers_ = per_worker<Tile>(rt, [&](Tile& w, Slab& slab) { w.layout(slab, shape_, tokens * shape_.r); });
 }
 
 void WindowForward::run(int64_t item, int worker) {
   const TokenTile& tile = tiles_[size_t(item)];
   Tile& w = workers_[size_t(worker)];
-  const RaggedBatch& b = a_.batch;
-  const int64_t row = b.cu_q[size_t(tile.s)] + tile.begin, count = tile.end - tile.begin;
-  const int64_t position = b.past_len[size_t(tile.s)] + tile.begin;  // of the first token
-  const int64_t step = a_.window <= kNarrow && count > 1 ? kKeyTile / 2 : kKeyTile;
-  const int r = shape_.r;
+  const int64_t row = a_.batch.cu_q[size_t(tile.s)] + tile.begin, count = tile.end - tile.begin;
+  const int64_t position = a_.batch.past_len[size_t(tile.s)] + tile.begin;  // of the first token
   ops_.load_queries(w, a_.q, a_.scale, row, count, tile.g);
-  for (int64_t key = std::max<int64_t>(0, position - a_.window + 1); key < position + count; key += step) {
-    const int n = static_cast<int>(std::min(step, position + count - key));
+  plan_.band ? in_band(tile, position, w) : in_key_tiles(tile, position, w);
+  ops_.finish(w, row, count, tile.g, a_.sinks, a_.o, a_.lse);
+}
+
+void WindowForward::in_band(const TokenTile& tile, int64_t position, Tile& w) const {
+  const int64_t count = tile.end - tile.begin;
+  const int64_t base = std::max<int64_t>(0, position - a_.window + 1);  // key of column 0
+  ops_.set_keys(w, tile.s, base, static_cast<int>(position + count - base), tile.g);
+  for (int64_t from = 0; from < count; from += WindowPlan::kStep) {
+    const WindowStep step(position, from, std::min(count, from + WindowPlan::kStep), base, a_.window);
+    step.bounds(shape_.r, w.lo, w.hi);
+    ops_.attend_columns(w, static_cast<int>(from) * shape_.r, step.tokens * shape_.r, nullptr, step.column,
+                        step.n, true);
+  }
+}
+
+void WindowForward::in_key_tiles(const TokenTile& tile, int64_t position, Tile& w) const {
+  const int64_t count = tile.end - tile.begin;
+  const int r = shape_.r;
+  for (int64_t key = std::max<int64_t>(0, position - a_.window + 1); key < position + count;
+       key += kKeyTile) {
+    const int n = static_cast<int>(std::min<int64_t>(kKeyTile, position + count - key));
     ops_.set_keys(w, tile.s, key, n, tile.g);
     if (const int64_t next = key + n; next < position + count)
-      ops_.expect_keys(w, tile.s, next, static_cast<int>(std::min(step, position + count - next)), tile.g);
-    // Tokens [from, to) of the tile see some of the keys [key, key + n).
-    const int64_t from = std::max<int64_t>(0, key - position);
-    const int64_t to = std::min(count, key + n - 1 + a_.window - position);
-    const bool masked = position + from + 1 < key + n || position + to - a_.window > key;
-    const int rows = static_cast<int>(to - from) * r;
-    if (masked)
-      for (int i = 0; i < rows; ++i) {
-        const int64_t t = position + from + i / r;
-        w.lo[i] = static_cast<int32_t>(std::max<int64_t>(0, t - a_.window + 1 - key));
-        w.hi[i] = static_cast<int32_t>(std::min<int64_t>(n, t + 1 - key));
-      }
-    ops_.attend(w, static_cast<int>(from) * r, rows, nullptr, masked);
+      ops_.expect_keys(w, tile.s, next,
+                       static_cast<int>(std::min<int64_t>(kKeyTile, position + count - next)), tile.g);
+    const WindowRows rows(position, count, key, n, a_.window);
+    if (rows.masked) rows.bounds(r, w.lo, w.hi);
+    ops_.attend(w, static_cast<int>(rows.from) * r, static_cast<int>(rows.to - rows.from) * r, nullptr,
+                rows.masked);
   }
-  ops_.finish(w, row, count, tile.g, a_.sinks, a_.o, a_.lse);
 }
 
 }  // namespace attn
