@@ -54,12 +54,12 @@ class AttnCase {
     return of(DType::f32, dims, normals(rng, count(dims), sigma, DType::f32));
   }
   Pair of(DType type, const std::vector<int64_t>& dims, const std::vector<double>& x) {
-    Pair p(type, dims, gaps);
+    Pair p(type, dims, gaps, host_memory());
     p.set(x);
     return p;
   }
   Pair output(DType type, const std::vector<int64_t>& dims) {
-    Pair p(type, dims, gaps);
+    Pair p(type, dims, gaps, host_memory());
     p.poison();
     return p;
   }
