@@ -72,7 +72,7 @@ void run(const Flags& f) {
   const auto wants = [&](const char* part) { return std::count(parts.begin(), parts.end(), part) > 0; };
   if (!f.json.empty()) AtomicFile writable(f.json);  // known before minutes of measuring
   interrupt_flag();                                  // from here on a signal ends the run in good order
-  Machine machine(f.device);
+  CommandMachine machine(f.device);
   Runtime& rt = machine.runtime();
   BenchSettings settings = f.settings;
   settings.compute = machine.compute();

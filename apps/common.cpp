@@ -11,7 +11,6 @@
 
 #include "base/error.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/ref/ref.h"
 
 namespace hysparse {
 namespace {
@@ -22,20 +21,10 @@ void on_signal(int) {
   if (!signal_is_echo() && interrupted.exchange(true)) _exit(130);
 }
 
-DType parse_compute(const DeviceFlags& f) {
-  if (f.device == "cuda")
-    throw input_error("--device", "this version runs models on the CPU only", "use --device cpu");
-  if (f.device != "cpu") throw expected_error("--device", "cpu or cuda", f.device);
-  if (f.dtype == "f32") return DType::f32;
-  if (f.dtype == "bf16") return DType::bf16;
-  if (f.dtype == "f64") return DType::f64;
-  throw expected_error("--dtype", "f32, bf16 or f64", f.dtype);
-}
-
-const Ops& choose_ops(DType compute) {
-  if (compute == DType::f64) return ref_ops();
-  if (const char* level = std::getenv("HYSPARSE_CPU_LEVEL")) force_cpu_dispatch_level(level);
-  return cpu_ops();
+DeviceFlags with_forced_level(const DeviceFlags& flags) {
+  const char* level = std::getenv("HYSPARSE_CPU_LEVEL");
+  if (level && flags.dtype != "f64") force_cpu_dispatch_level(level);
+  return flags;
 }
 
 }  // namespace
@@ -43,17 +32,13 @@ const Ops& choose_ops(DType compute) {
 void add_device_flags(CLI::App& command, DeviceFlags& flags) {
   command.add_option("--device", flags.device, "cpu or cuda")->capture_default_str();
   command.add_option("--threads", flags.threads, "worker threads; 0 = all CPUs this process may use")
-      ->check(CLI::Range(0, 4096))
+      ->check(CLI::Range(0, Machine::kMaxThreads))
       ->capture_default_str();
   command.add_option("--dtype", flags.dtype, "compute dtype: f32, bf16, or f64 (the slow float64 reference)")
       ->capture_default_str();
 }
 
-Machine::Machine(const DeviceFlags& flags)
-    : compute_(parse_compute(flags)),
-      pool_(flags.threads),
-      scratch_(),
-      runtime_{pool_, scratch_, choose_ops(compute_), host_memory(), stderr_log()} {}
+CommandMachine::CommandMachine(const DeviceFlags& flags) : Machine(with_forced_level(flags), stderr_log()) {}
 
 Log stderr_log() {
   return [](LogLevel level, const std::string& message) {

@@ -6,7 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "kernels/ops.h"
+#include "base/log.h"
+#include "engine/machine.h"
 
 namespace CLI {
 class App;
@@ -14,25 +15,14 @@ class App;
 
 namespace hysparse {
 
-struct DeviceFlags {
-  std::string device = "cpu";
-  int threads = 0;            // 0: all CPUs this process may use
-  std::string dtype = "f32";  // f32 | bf16 | f64 (the float64 reference)
-};
+using DeviceFlags = MachineOptions;
 void add_device_flags(CLI::App& command, DeviceFlags& flags);
 
-// Owns what a Runtime points to.
-class Machine {
+// The machine that the flags describe, logging to stderr; HYSPARSE_CPU_LEVEL in the environment forces a SIMD
+// level.
+class CommandMachine : public Machine {
  public:
-  explicit Machine(const DeviceFlags& flags);
-  Runtime& runtime() { return runtime_; }
-  DType compute() const { return compute_; }
-
- private:
-  DType compute_;
-  ThreadPool pool_;
-  Arena scratch_;
-  Runtime runtime_;
+  explicit CommandMachine(const DeviceFlags& flags);
 };
 
 // Messages for people go to stderr; results to stdout.

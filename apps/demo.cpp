@@ -233,7 +233,7 @@ class Demo {
   const Flags& flags_;
   const std::vector<fs::path> files_;
   const RunConfig config_;
-  Machine machine_;
+  CommandMachine machine_;
   Stage stage_;
   DemoReport report_;
 };

@@ -61,13 +61,7 @@ std::string prompt_text(const Flags& f) {
 }
 
 std::vector<int32_t> prompt_tokens(const Flags& f, const TextModel& m, const std::string& text) {
-  std::vector<int32_t> ids = f.tokens ? parse_ids(text, "prompt") : m.text().encode(text, f.special);
-  if (!ids.empty()) return ids;
-  // Nothing to continue: start as a new document does, after BOS or an end of text.
-  if (m.config().bos_token_id) return {static_cast<int32_t>(*m.config().bos_token_id)};
-  if (!m.eos.empty()) return {static_cast<int32_t>(m.eos.front())};
-  throw input_error("prompt",
-                    "it is empty, and the model names neither a BOS nor an EOS token to start from");
+  return m.or_start(f.tokens ? parse_ids(text, "prompt") : m.text().encode(text, f.special));
 }
 
 void print_stats(const Generation& g, const Session& s) {
@@ -149,7 +143,7 @@ void converse(const Flags& f, TextModel& m, Session& session) {
 void run(const Flags& f) {
   f.generate.sampling.check();
   const TextStream stops_are_valid(f.generate.stops);
-  Machine machine(f.device);
+  CommandMachine machine(f.device);
   std::string text;
   if (!f.interactive)
     text = prompt_text(f);

@@ -176,7 +176,7 @@ void check_flags(const Flags& flags) {
 void run(const Flags& flags) {
   check_flags(flags);
   const bool cached = flags.mode != "train";
-  Machine machine(flags.device);
+  CommandMachine machine(flags.device);
   Runtime& rt = machine.runtime();
   LoadOptions load;
   load.weights.compute = machine.compute();

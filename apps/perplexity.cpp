@@ -73,16 +73,10 @@ void print_text(const PerplexityResult& r) {
 }
 
 void run(const Flags& f) {
-  Machine machine(f.device);
+  CommandMachine machine(f.device);
   Runtime& rt = machine.runtime();
   TextModel m = load_text_model(f.model, machine.compute(), rt.memory, warnings_only(rt.log));
-  PerplexityOptions o = f.options;
-  const int64_t limit = m.config().max_position_embeddings;
-  if (o.window == 0) o.window = std::min<int64_t>(limit, 1024);
-  if (o.window > limit)
-    throw expected_error("--window", fmt::format("at most max_position_embeddings ({})", limit),
-                         std::to_string(o.window));
-  if (o.stride == 0) o.stride = std::max<int64_t>(1, o.window / 2);
+  PerplexityOptions o = fill_in(f.options, m.config().max_position_embeddings);
   if (!f.tokens) {
     m.text();
     o.token_bytes = [&m](int32_t id) { return static_cast<int64_t>(m.token_bytes(id).size()); };

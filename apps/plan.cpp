@@ -1,13 +1,10 @@
 // hysparse plan: what a config costs, as a table or as JSON.
 #include <CLI/CLI.hpp>
-#include <cmath>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "commands.h"
 #include "common.h"
-#include "io/json_value.h"
 #include "model/plan_report.h"
 #include "train/run_config.h"
 
@@ -117,65 +114,13 @@ void print_table(const ModelConfig& config, const PlanReport& r, const Flags& fl
   }
 }
 
-Json flops_json(const FlopsReport& f) {
-  return {{"prefill_mean", f.prefill},
-          {"prefill_attention", f.attention_prefill},
-          {"decode", f.decode},
-          {"decode_attention", f.attention_decode}};
-}
-
-double two_digits(double x) {
-  return std::round(x * 100) / 100;
-}
-
-Json kv_json(const KvBytes& bytes, int64_t at_context, double smaller) {
-  return {{"bytes_per_token", bytes.per_token},
-          {"ring_bytes", bytes.rings},
-          {"bytes_at_context", at_context},
-          {"times_smaller_than_full", two_digits(smaller)}};
-}
-
-Json to_json(const ModelConfig& config, const PlanReport& r, const Flags& flags) {
-  Json out;
-  out["context"] = r.context;
-  out["batch"] = r.batch;
-  out["dtype"] = flags.dtype;
-  out["attention"] = r.kind ? Json(std::string(enum_name(*r.kind))) : Json();
-  out["layer_types"] = config.layer_types;
-  out["parameters"] = {{"total", r.parameters.total},
-                       {"active", r.parameters.active},
-                       {"active_with_head", r.parameters.active_with_head},
-                       {"embedding", r.parameters.embedding},
-                       {"head", r.parameters.head}};
-  for (const KvReport& kv : r.kv) {
-    Json entry = kv_json(kv.bytes, kv.at_context, kv.smaller);
-    entry["full_layers"] = kv.full_layers;
-    out["kv_cache"][std::string(enum_name(kv.kind))] = entry;
-  }
-  out["kv_cache"]["this_config"] = kv_json(r.own, r.own_at_context, r.own_smaller);
-  out["flops_per_token"] = {{"this_config", flops_json(r.flops)}, {"full", flops_json(r.flops_full)}};
-  Json& memory = out["training_memory"];
-  memory = {{"weights", r.training.weights},
-            {"gradients", r.training.gradients},
-            {"optimizer", r.training.optimizer},
-            {"shared_kv_gradients", r.training.shared_gradients},
-            {"stream_and_head", r.training.head}};
-  for (const Recompute p : kPolicies) {
-    const int i = static_cast<int>(p);
-    memory["recompute_" + std::string(enum_name(p))] = {{"activations", r.training.activations[i]},
-                                                        {"layer_backward", r.training.working[i]},
-                                                        {"total", r.training.total(i)}};
-  }
-  return out;
-}
-
 void run(const Flags& flags) {
   const RunConfig run = load_run_config(flags.config, flags.sets);
-  const bool bf16 = flags.dtype == "bf16";
+  const DType dtype = flags.dtype == "bf16" ? DType::bf16 : DType::f32;
   const PlanReport report =
-      make_plan_report(run.model, flags.context, flags.batch, bf16 ? DType::bf16 : DType::f32, bf16 ? 2 : 4);
+      make_plan_report(run.model, flags.context, flags.batch, dtype, static_cast<int>(size_of(dtype)));
   if (flags.json)
-    std::fputs(dump_json(to_json(run.model, report, flags)).c_str(), stdout);
+    std::fputs(plan_report_json(run.model, report, dtype).c_str(), stdout);
   else
     print_table(run.model, report, flags);
 }

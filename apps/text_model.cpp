@@ -1,45 +1,10 @@
 #include "text_model.h"
 
-#include <algorithm>
 #include <charconv>
-#include <filesystem>
 
 #include "base/error.h"
 
 namespace hysparse {
-
-const Tokenizer& TextModel::text() const {
-  if (!tokenizer)
-    throw input_error(where, "there is no tokenizer.json, so text cannot be read or written",
-                      "copy one there, or give and get token ids with --tokens");
-  return *tokenizer;
-}
-
-std::string_view TextModel::token_bytes(int32_t id) const {
-  if (!tokenizer || id >= tokenizer->vocab_size() || tokenizer->is_special(id)) return {};
-  return tokenizer->token_bytes(id);
-}
-
-TextModel load_text_model(const std::string& dir, DType compute, Memory& memory, const Log& log) {
-  TextModel out;
-  out.where = dir;
-  LoadOptions options;
-  options.weights.compute = compute;
-  options.memory = &memory;
-  options.log = log;
-  out.loaded = load_model_dir(dir, options);
-  const ModelConfig& config = out.loaded.config;
-  out.eos = config.eos_token_id;
-  if (!std::filesystem::exists(std::filesystem::path(dir) / "tokenizer.json")) return out;
-  out.tokenizer = Tokenizer::load(dir);
-  if (out.tokenizer->vocab_size() > config.vocab_size)
-    throw expected_error(dir + ": tokenizer.json",
-                         fmt::format("at most {} tokens (vocab_size)", config.vocab_size),
-                         std::to_string(out.tokenizer->vocab_size()), "it belongs to another model");
-  const int32_t eos = out.tokenizer->eos_id();
-  if (eos >= 0 && std::find(out.eos.begin(), out.eos.end(), eos) == out.eos.end()) out.eos.push_back(eos);
-  return out;
-}
 
 Log warnings_only(const Log& log) {
   return [log](LogLevel level, const std::string& message) {

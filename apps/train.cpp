@@ -47,7 +47,7 @@ void run(const Flags& flags) {
     }());
   device.dtype = std::string(enum_name(request.config.train.dtype));
   check_run_folder(flags.out);
-  Machine machine(device);
+  CommandMachine machine(device);
   ProgressPrinter printer(stderr_is_terminal(), request.config.train.log_interval);
   Runtime rt = machine.runtime();
   rt.log = [&](LogLevel level, const std::string& message) {

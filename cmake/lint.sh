@@ -4,7 +4,7 @@ set -u
 fail=0
 report() { printf 'lint: %s\n' "$1"; fail=1; }
 
-mapfile -t sources < <(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+mapfile -t sources < <(git ls-files '*.c' '*.cpp' '*.h' '*.cu' '*.cuh')
 [ ${#sources[@]} -gt 0 ] || { echo "lint: no sources"; exit 1; }
 
 unformatted=$(clang-format --dry-run -Werror "${sources[@]}" 2>&1 | grep -oE '^[^:]+:[0-9]+' | sort -u | head -20)
@@ -24,6 +24,7 @@ layer_of() {
     engine/*) echo "5 engine" ;;
     serve/*) echo "6 serve" ;;
     eval/*) echo "6 eval" ;;
+    capi/*) echo "7 capi" ;;
     *) echo "9 none" ;;
   esac
 }

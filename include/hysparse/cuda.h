@@ -11,24 +11,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__GNUC__)
-#define HYSPARSE_API __attribute__((visibility("default")))
-#else
-#define HYSPARSE_API
-#endif
+#include "hysparse/status.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct CUstream_st* hysparse_stream; /* a cudaStream_t */
-
-enum {
-  HYSPARSE_OK = 0,
-  HYSPARSE_BAD_ARGUMENT = -1,
-  HYSPARSE_UNSUPPORTED = -2, /* a legal shape that no kernel of this library takes on this GPU */
-  HYSPARSE_CUDA_ERROR = -3,
-};
 
 HYSPARSE_API const char* hysparse_cuda_last_error(void);
 HYSPARSE_API const char* hysparse_cuda_version(void);

@@ -14,6 +14,15 @@ double seconds_since(Clock::time_point t) {
   return std::chrono::duration<double>(Clock::now() - t).count();
 }
 
+int64_t answer_limit(const LogitsSource& source, size_t prompt, const GenerateOptions& options) {
+  const auto n = static_cast<int64_t>(prompt);
+  if (n > source.context())
+    throw input_error("prompt", fmt::format("{} tokens are more than the context of {}", n, source.context()),
+                      "shorten the prompt or raise the context");
+  const int64_t room = source.context() - n;
+  return options.max_new_tokens < 0 ? room : std::min(options.max_new_tokens, room);
+}
+
 }  // namespace
 
 const std::vector<std::pair<FinishReason, std::string_view>>& EnumNames<FinishReason>::list() {
@@ -25,63 +34,88 @@ const std::vector<std::pair<FinishReason, std::string_view>>& EnumNames<FinishRe
   return names;
 }
 
+Generator::Generator(LogitsSource& source, std::vector<int32_t> prompt, int64_t vocab,
+                     GenerateOptions options)
+    : source_(source),
+      prompt_(std::move(prompt)),
+      options_(std::move(options)),
+      drawable_(options_.tokenizer_vocab > 0 ? std::min(options_.tokenizer_vocab, vocab) : vocab),
+      limit_(answer_limit(source, prompt_.size(), options_)),
+      sampler_(options_.sampling, drawable_),
+      stream_(options_.stops) {
+  HYSPARSE_CHECK(options_.token_bytes || options_.stops.empty(), "stop strings need the tokens' text");
+  HYSPARSE_CHECK(options_.prompt_step >= 0, "prompt_step {} is negative", options_.prompt_step);
+  out_.prompt_tokens = static_cast<int64_t>(prompt_.size());
+}
+
+bool Generator::cancelled() const {
+  return options_.cancel && options_.cancel->load(std::memory_order_relaxed);
+}
+
+void Generator::emit(const std::string& piece) {
+  if (piece.empty()) return;
+  out_.text += piece;
+  if (options_.on_text) options_.on_text(piece);
+}
+
+void Generator::finish(FinishReason reason) {
+  done_ = true;
+  out_.reason = reason;
+  emit(stream_.finish());
+  if (stream_.stopped()) out_.reason = FinishReason::stop;
+}
+
+bool Generator::step() {
+  if (done_) return false;
+  const Clock::time_point start = Clock::now();
+  if (read_ < prompt_.size() || prompt_.empty()) {
+    read_prompt();
+    out_.prompt_seconds += seconds_since(start);
+  } else {
+    draw();
+    out_.decode_seconds += seconds_since(start);
+  }
+  return !done_;
+}
+
+void Generator::read_prompt() {
+  const size_t n = prompt_.size();
+  const auto part = static_cast<size_t>(options_.prompt_step);
+  const size_t end = part > 0 && n - read_ > part ? read_ + part : n;
+  logits_ = end == n ? source_.prompt(prompt_, options_.cancel)
+                     : source_.prompt({prompt_.begin(), prompt_.begin() + static_cast<std::ptrdiff_t>(end)},
+                                      options_.cancel);
+  read_ = end;
+  if (!logits_ || cancelled()) return finish(FinishReason::cancelled);
+  if (end < n) return;
+  sampler_.see(prompt_);
+  if (limit_ == 0) finish(FinishReason::length);
+}
+
+// The token before is read only now: the last one of an answer needs no forward of its own.
+void Generator::draw() {
+  if (cancelled()) return finish(FinishReason::cancelled);
+  if (!out_.tokens.empty()) logits_ = source_.decode(out_.tokens.back());
+  const int32_t token = sampler_.sample(logits_.rows(0, drawable_), out_.tokens.size());
+  out_.tokens.push_back(token);
+  if (options_.on_token) options_.on_token(token);
+  if (std::find(options_.eos.begin(), options_.eos.end(), token) != options_.eos.end())
+    return finish(FinishReason::eos);
+  if (options_.token_bytes) {
+    emit(stream_.push(options_.token_bytes(token)));
+    if (stream_.stopped()) return finish(FinishReason::stop);
+  }
+  sampler_.see(token);
+  if (static_cast<int64_t>(out_.tokens.size()) == limit_)
+    finish(cancelled() ? FinishReason::cancelled : FinishReason::length);
+}
+
 Generation generate(LogitsSource& source, const std::vector<int32_t>& prompt, int64_t vocab,
                     const GenerateOptions& options) {
-  const auto n = static_cast<int64_t>(prompt.size());
-  if (n > source.context())
-    throw input_error("prompt", fmt::format("{} tokens are more than the context of {}", n, source.context()),
-                      "shorten the prompt or raise the context");
-  HYSPARSE_CHECK(options.token_bytes || options.stops.empty(), "stop strings need the tokens' text");
-  const int64_t drawable = options.tokenizer_vocab > 0 ? std::min(options.tokenizer_vocab, vocab) : vocab;
-  Sampler sampler(options.sampling, drawable);
-  TextStream stream(options.stops);
-  Generation out;
-  out.prompt_tokens = n;
-  const int64_t room = source.context() - n;
-  const int64_t limit = options.max_new_tokens < 0 ? room : std::min(options.max_new_tokens, room);
-  const auto emit = [&](const std::string& piece) {
-    if (piece.empty()) return;
-    out.text += piece;
-    if (options.on_text) options.on_text(piece);
-  };
-  const auto cancelled = [&] { return options.cancel && options.cancel->load(std::memory_order_relaxed); };
-
-  auto start = Clock::now();
-  TensorView logits = source.prompt(prompt, options.cancel);
-  out.prompt_seconds = seconds_since(start);
-  start = Clock::now();
-  sampler.see(prompt);
-  while (true) {
-    if (!logits || cancelled()) {
-      out.reason = FinishReason::cancelled;
-      break;
-    }
-    if (static_cast<int64_t>(out.tokens.size()) >= limit) {
-      out.reason = FinishReason::length;
-      break;
-    }
-    const int32_t token = sampler.sample(logits.rows(0, drawable), out.tokens.size());
-    out.tokens.push_back(token);
-    if (options.on_token) options.on_token(token);
-    if (std::find(options.eos.begin(), options.eos.end(), token) != options.eos.end()) {
-      out.reason = FinishReason::eos;
-      break;
-    }
-    if (options.token_bytes) {
-      emit(stream.push(options.token_bytes(token)));
-      if (stream.stopped()) {
-        out.reason = FinishReason::stop;
-        break;
-      }
-    }
-    sampler.see(token);
-    // The last token of the answer needs no forward of its own.
-    if (static_cast<int64_t>(out.tokens.size()) < limit) logits = source.decode(token);
+  Generator generator(source, prompt, vocab, options);
+  while (generator.step()) {
   }
-  out.decode_seconds = seconds_since(start);
-  emit(stream.finish());
-  if (stream.stopped()) out.reason = FinishReason::stop;
-  return out;
+  return generator.take();
 }
 
 }  // namespace hysparse

@@ -41,6 +41,15 @@ std::vector<ScoreWindow> score_windows(int64_t tokens, int64_t window, int64_t s
   return out;
 }
 
+PerplexityOptions fill_in(PerplexityOptions o, int64_t max_positions) {
+  if (o.window == 0) o.window = std::min<int64_t>(max_positions, 1024);
+  if (o.window > max_positions)
+    throw expected_error("window", fmt::format("at most max_position_embeddings ({})", max_positions),
+                         std::to_string(o.window));
+  if (o.stride == 0) o.stride = std::max<int64_t>(1, o.window / 2);
+  return o;
+}
+
 WindowLosses model_losses(Runtime& rt, Model& model) {
   return [&rt, &model](const RaggedBatch& batch, const std::vector<int32_t>& tokens,
                        const std::vector<int32_t>& labels, std::vector<double>& loss) {

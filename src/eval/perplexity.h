@@ -34,6 +34,10 @@ struct PerplexityOptions {
   std::function<void(int64_t scored)> progress;
 };
 
+// What perplexity commands and calls score with: a window of 0 becomes max_positions, at most 1024, a stride
+// of 0 half a window. Throws Error(input) for a window that is longer than max_positions.
+PerplexityOptions fill_in(PerplexityOptions options, int64_t max_positions);
+
 struct PerplexityResult {
   int64_t documents = 0;
   int64_t tokens = 0;  // scored

@@ -111,7 +111,8 @@ void read_into(const SafetensorsSet& files, const std::string& name, const Tenso
 
 ModelConfig load_model_config(const fs::path& path, const std::vector<std::string>& overrides,
                               const Log& log) {
-  const fs::path file = fs::is_directory(path) ? path / "config.json" : path;
+  std::error_code unreadable;  // what is wrong with the path shows when the file is opened
+  const fs::path file = fs::is_directory(path, unreadable) ? path / "config.json" : path;
   return parse_model_config(read_file(file), file.string(), overrides, log);
 }
 

@@ -171,8 +171,8 @@ PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t 
     if (value < 1 || value > limit)
       throw expected_error(flag, fmt::format("a whole number from 1 to {}", limit), std::to_string(value));
   };
-  positive("--context", context);
-  positive("--batch", batch);
+  positive("context", context);
+  positive("batch", batch);
 
   PlanReport r;
   r.context = context;

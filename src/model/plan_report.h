@@ -1,8 +1,9 @@
-// What a config costs: parameters, KV cache, FLOPs, training memory. Numbers only; apps/plan.cpp prints them.
+// What a config costs: parameters, KV cache, FLOPs, training memory; apps/plan.cpp prints them.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "model/model.h"
@@ -63,6 +64,9 @@ struct PlanReport {
 // `train_dtype` f32 or bf16. Throws Error(input) where a number would not fit 63 bits.
 PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t batch,
                             DType train_dtype = DType::bf16, int kv_dtype_bytes = 2);
+
+// The report as a JSON object (docs/formats.md); `dtype`: of the KV cache and of training.
+std::string plan_report_json(const ModelConfig& config, const PlanReport& report, DType dtype);
 
 // Bytes that Saved keeps for `tokens` tokens under a policy; the same list as LayerSaved.
 int64_t activation_bytes(const ModelConfig& config, const LayerPlan& plan, int64_t tokens, DType compute,

@@ -247,7 +247,8 @@ Tokenizer::~Tokenizer() = default;
 
 Tokenizer Tokenizer::load(const fs::path& dir) {
   fs::path file = dir;
-  if (fs::is_directory(dir)) {
+  std::error_code unreadable;  // what is wrong with the path shows when the file is opened
+  if (fs::is_directory(dir, unreadable)) {
     file = dir / "tokenizer.json";
     if (!fs::exists(file))
       throw input_error(dir.string(), "holds no tokenizer.json", "make one with `hysparse tokenizer train`");

@@ -123,9 +123,15 @@ void validate_run_config(const RunConfig& config, const std::string& where) {
 
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& sets,
                           const Log& log) {
-  const std::filesystem::path file = std::filesystem::is_directory(path) ? path / "config.json" : path;
-  const std::string where = file.string();
-  Json json = read_json_file(file);
+  std::error_code unreadable;  // what is wrong with the path shows when the file is opened
+  const std::filesystem::path file =
+      std::filesystem::is_directory(path, unreadable) ? path / "config.json" : path;
+  return parse_run_config(read_file(file), file.string(), sets, log);
+}
+
+RunConfig parse_run_config(const std::string& json_text, const std::string& where,
+                           const std::vector<std::string>& sets, const Log& log) {
+  Json json = parse_json(json_text, where);
   if (!json.is_object()) throw expected_error(where, "a JSON object", "another value");
   Groups groups;
   Json settings = Json::object();

@@ -131,6 +131,10 @@ struct RunConfig {
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& sets = {},
                           const Log& log = {});
 
+// The same from the text of a run file or config.json; `where` names it in errors.
+RunConfig parse_run_config(const std::string& json_text, const std::string& where,
+                           const std::vector<std::string>& sets = {}, const Log& log = {});
+
 // The run file that load_run_config reads back; model keys as in config.json.
 std::string run_config_json(const RunConfig& config);
 

@@ -219,6 +219,49 @@ TEST(Generate, IdsThatTheTokenizerLacksAreNeverDrawn) {
   }
 }
 
+// A caller's own loop, with the prompt read in parts, is the same answer as generate().
+TEST(Generate, StepByStepIsTheSameAnswer) {
+  Stub whole({1, 2, 3}), parts({9, 9, 1, 2, 3});  // two parts before the last give logits nobody draws from
+  GenerateOptions o;
+  o.sampling.temperature = 0;
+  o.max_new_tokens = 7;
+  const std::vector<int32_t> prompt(250, 5);
+  const Generation want = generate(whole, prompt, Stub::kVocab, o);
+  o.prompt_step = 100;
+  int drawn = 0;
+  o.on_token = [&](int32_t) { ++drawn; };
+  Generator g(parts, prompt, Stub::kVocab, o);
+  for (const int64_t length : {100, 200, 250}) {
+    EXPECT_TRUE(g.step());
+    EXPECT_EQ(parts.length(), length);
+    EXPECT_EQ(drawn, 0);
+  }
+  for (int i = 1; i < 7; ++i) {
+    EXPECT_TRUE(g.step());
+    EXPECT_EQ(drawn, i);
+    EXPECT_EQ(parts.decoded, i - 1);  // a token is read when the next one is wanted
+  }
+  EXPECT_FALSE(g.step());
+  EXPECT_FALSE(g.step());
+  EXPECT_EQ(g.result().tokens, want.tokens);
+  EXPECT_EQ(g.result().reason, FinishReason::length);
+  EXPECT_EQ(g.result().prompt_tokens, 250);
+}
+
+TEST(Generate, CancelEndsBetweenPartsOfThePrompt) {
+  std::atomic<bool> cancel{false};
+  Stub stub({1});
+  GenerateOptions o;
+  o.prompt_step = 100;
+  o.cancel = &cancel;
+  Generator g(stub, std::vector<int32_t>(250, 5), Stub::kVocab, o);
+  EXPECT_TRUE(g.step());
+  cancel = true;
+  EXPECT_FALSE(g.step());
+  EXPECT_EQ(g.result().reason, FinishReason::cancelled);
+  EXPECT_TRUE(g.result().tokens.empty());
+}
+
 TEST(Generate, TheLastTokenCostsNoForward) {
   Stub stub({1, 2, 3});
   GenerateOptions o;

@@ -1,0 +1,35 @@
+// What a model runs on, chosen by names as flags and callers give them.
+#pragma once
+
+#include <string>
+
+#include "kernels/ops.h"
+
+namespace hysparse {
+
+struct MachineOptions {
+  std::string device = "cpu";
+  int threads = 0;            // 0: all CPUs this process may use
+  std::string dtype = "f32";  // f32 | bf16 | f64 (the float64 reference)
+};
+
+// Owns what a Runtime points to.
+class Machine {
+ public:
+  static constexpr int kMaxThreads = 4096;
+
+  // Throws Error(input) naming the option that is wrong.
+  explicit Machine(const MachineOptions& options, Log log = {});
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+  Runtime& runtime() { return runtime_; }
+  DType compute() const { return compute_; }
+
+ private:
+  DType compute_;
+  ThreadPool pool_;
+  Arena scratch_;
+  Runtime runtime_;
+};
+
+}  // namespace hysparse
