@@ -43,7 +43,7 @@ class Generation(Handle):
 
     _kind = c.GENERATION
 
-    def __init__(self, model: "Model", handle: Optional[int]) -> None:
+    def __init__(self, model: "Model", handle: int) -> None:
         self._model = model
         self._done = False
         self._closing = False

@@ -17,9 +17,10 @@ class Handle:
 
     _kind: str
 
-    def _own(self, handle: Optional[int]) -> None:
+    def _own(self, handle: int) -> None:
         self._value = handle
         self._finalizer = weakref.finalize(self, free_handle, self._kind, handle)
+        self._finalizer.atexit = False  # daemon threads may still be using it then; the process gives all back
 
     @property
     def _handle(self) -> int:

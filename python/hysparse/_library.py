@@ -147,7 +147,17 @@ def library() -> C.CDLL:
 
 
 def version() -> str:
-    return library().hysparse_version().decode()
+    found: bytes = library().hysparse_version()
+    return found.decode()
+
+
+def new_handle(name: str, *arguments: Any) -> int:
+    """Calls a function whose last argument receives a handle."""
+    handle = C.c_void_p()
+    call(name, *arguments, C.byref(handle))
+    if handle.value is None:
+        raise Error(f"{name} gave no handle", FAILURE)
+    return handle.value
 
 
 def call(name: str, *arguments: Any) -> int:
@@ -160,14 +170,14 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def free_handle(kind: str, handle: int) -> None:
-    """For weakref.finalize: also at exit, and in a forked child (where the library only forgets it)."""
+    """For weakref.finalize; in a forked child the library only forgets it."""
     getattr(library(), f"hysparse_{kind}_free")(handle)
 
 
 def take_bytes(pointer: C.c_void_p, size: int) -> bytes:
     """Copies and frees what the library handed out."""
     try:
-        return C.string_at(pointer.value, size) if size else b""
+        return C.string_at(pointer.value or 0, size) if size else b""
     finally:
         library().hysparse_free(pointer)
 

@@ -58,6 +58,8 @@ class Model(Handle):
     reference; generations that are under way keep what they need."""
 
     _kind = c.MODEL
+    _info: Any
+    _tokenizer: Optional[Tokenizer]
 
     def __init__(self) -> None:
         raise TypeError("use Model.load(dir)")
@@ -75,13 +77,11 @@ class Model(Handle):
         options = c.sized(
             c.ModelOptions, dtype=arguments.name(dtype, "dtype"), threads=arguments.whole(threads, "threads", 0, 2**31 - 1), log=log,
         )
-        handle = C.c_void_p()
-        c.call("hysparse_model_load", where, C.byref(options), C.byref(handle))
         self = cls.__new__(cls)
-        self._own(handle.value)
+        self._own(c.new_handle("hysparse_model_load", where, C.byref(options)))
         self._info = c.sized(c.ModelInfo)
         c.call("hysparse_model_get_info", self._handle, C.byref(self._info))
-        self._tokenizer: Optional[Tokenizer] = None
+        self._tokenizer = None
         return self
 
     @property
@@ -121,9 +121,7 @@ class Model(Handle):
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; Error where the directory has none."""
         if self._tokenizer is None or self._tokenizer.closed:
-            handle = C.c_void_p()
-            c.call("hysparse_model_tokenizer", self._handle, C.byref(handle))
-            self._tokenizer = Tokenizer._of(handle.value)
+            self._tokenizer = Tokenizer._of(c.new_handle("hysparse_model_tokenizer", self._handle))
         return self._tokenizer
 
     def logits(self, ids: Ids) -> "npt.NDArray[np.float32]":
@@ -188,9 +186,9 @@ class Model(Handle):
         if isinstance(prompt, (str, bytes)):
             prompt = self.tokenizer.encode(prompt, special=parse_special)
         ids = arguments.token_ids(prompt, "prompt")
-        handle = C.c_void_p()
-        c.call("hysparse_generation_start", self._handle, ids.ctypes.data, ids.size, C.byref(options), C.byref(handle))
-        generation = Generation(self, handle.value)
+        generation = Generation(
+            self, c.new_handle("hysparse_generation_start", self._handle, ids.ctypes.data, ids.size, C.byref(options))
+        )
         if wants_stream:
             return generation
         with generation:

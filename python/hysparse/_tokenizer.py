@@ -15,6 +15,8 @@ class Tokenizer(Handle):
     """Byte-level BPE in Hugging Face's tokenizer.json form. All threads may use one at once."""
 
     _kind = c.TOKENIZER
+    _vocab_size: int
+    _eos: int
 
     def __init__(self) -> None:
         raise TypeError("use Tokenizer.load(path) or model.tokenizer")
@@ -22,12 +24,10 @@ class Tokenizer(Handle):
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         """From a folder with tokenizer.json, or from that file."""
-        handle = C.c_void_p()
-        c.call("hysparse_tokenizer_load", arguments.path(path, "path"), C.byref(handle))
-        return cls._of(handle.value)
+        return cls._of(c.new_handle("hysparse_tokenizer_load", arguments.path(path, "path")))
 
     @classmethod
-    def _of(cls, handle: "int | None") -> "Tokenizer":
+    def _of(cls, handle: int) -> "Tokenizer":
         self = cls.__new__(cls)
         self._own(handle)
         info = c.sized(c.TokenizerInfo)

@@ -1,6 +1,8 @@
 // The edge between C and C++: exceptions become codes and a message, structs are taken by their size.
 #pragma once
 
+#include <cxxabi.h>
+
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -29,9 +31,11 @@ int record_error() noexcept;
 
 // What every exported function does: runs `body`, which returns a code >= 0.
 template <class Body>
-int guarded(Body&& body) noexcept {
+int guarded(Body&& body) {
   try {
     return body();
+  } catch (const abi::__forced_unwind&) {
+    throw;  // the end of this thread (pthread_exit within a callback), no error: it must go on
   } catch (...) {
     return record_error();
   }
