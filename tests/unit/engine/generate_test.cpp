@@ -221,7 +221,8 @@ TEST(Generate, IdsThatTheTokenizerLacksAreNeverDrawn) {
 
 // A caller's own loop, with the prompt read in parts, is the same answer as generate().
 TEST(Generate, StepByStepIsTheSameAnswer) {
-  Stub whole({1, 2, 3}), parts({9, 9, 1, 2, 3, 1, 2, 3, 1});  // two parts before the last give logits nobody draws from
+  Stub whole({1, 2, 3}),
+      parts({9, 9, 1, 2, 3, 1, 2, 3, 1});  // two parts before the last give logits nobody draws from
   GenerateOptions o;
   o.sampling.temperature = 0;
   o.max_new_tokens = 7;
