@@ -1,5 +1,6 @@
 // hysparse: trains, runs and inspects HySparse language models. Exit codes: 0 done, 1 failure, 2 bad input,
 // 130 interrupted after saving.
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
@@ -13,10 +14,20 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cli_errors.h"
 #include "commands.h"
 #include "io/json.h"
 
 namespace {
+
+// Model and data files are mapped; a page that is gone because someone cut the file short arrives as a
+// signal.
+void on_bus_error(int) {
+  constexpr char kText[] =
+      "error: a mapped file lost pages while it was read: it was cut short, or its disk failed (SIGBUS)\n";
+  [[maybe_unused]] const ssize_t n = write(STDERR_FILENO, kText, sizeof kText - 1);
+  _exit(1);
+}
 
 int run(int argc, char** argv) {
   CLI::App app(
@@ -47,7 +58,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& e) {  // --help, --version
     app.exit(e);
   } catch (const CLI::ParseError& e) {
-    throw hysparse::Error(hysparse::ErrorKind::input, e.what(), "see --help");
+    throw hysparse::command_line_error(app, e);
   }
   // A result that did not reach its file is no success.
   if (std::fflush(stdout) != 0 || std::ferror(stdout) || !std::cout.flush())
@@ -59,6 +70,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGBUS, on_bus_error);
   std::signal(SIGXFSZ, SIG_IGN);  // a file over the size limit is an error of the write that meets it
   try {
     return run(argc, argv);
