@@ -43,7 +43,6 @@ void run_attention(Runtime& rt, const BenchSettings& settings, BenchReport& repo
   options.dtype = settings.compute;
   options.runs = std::min(settings.repeats, 3);  // minutes a row at the longest
   options.longest = settings.attention_tokens;
-  options.poll = stop_if_interrupted;
   double peak = 0;  // the best matrix product of this very run stands for the machine's limit
   for (const BenchResult& r : report.results())
     if (r.name == "linear") peak = std::max(peak, r.median());
@@ -71,7 +70,7 @@ void run(const Flags& f) {
     parts = {"kernels", "attention", "train", "prefill", "decode"};
   const auto wants = [&](const char* part) { return std::count(parts.begin(), parts.end(), part) > 0; };
   if (!f.json.empty()) AtomicFile writable(f.json);  // known before minutes of measuring
-  interrupt_flag();                                  // from here on a signal ends the run in good order
+  exit_when_interrupted();
   CommandMachine machine(f.device);
   Runtime& rt = machine.runtime();
   BenchSettings settings = f.settings;

@@ -189,17 +189,11 @@ class Bench {
   AttentionBench result;
 
  private:
-  void poll() const {
-    if (options_.poll) options_.poll();
-  }
-
   template <class F>
   std::vector<double> time(const F& call) const {
     std::vector<double> seconds;
-    poll();
     call();
     for (int i = 0; i < options_.runs; ++i) {
-      poll();
       const auto start = std::chrono::steady_clock::now();
       call();
       seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());

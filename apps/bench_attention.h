@@ -15,7 +15,6 @@ struct AttentionBenchOptions {
   int64_t longest = 32768;  // longest sequence
   int64_t query_heads = 8, kv_heads = 2;
   std::vector<int64_t> head_dims = {64, 128};
-  std::function<void()> poll;  // called between runs; what it throws ends the bench
 };
 
 struct AttentionBenchRow {

@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "bench_parts.h"
-#include "common.h"
 #include "engine/session.h"
 #include "train/optimizer.h"
 #include "train/step.h"
@@ -77,8 +76,7 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   for (int i = 0; i < prefills; ++i) {
     session.reset();
     const auto start = Clock::now();
-    session.prompt(prompt, &interrupt_flag());
-    stop_if_interrupted();
+    session.prompt(prompt);
     rates.push_back(static_cast<double>(settings.context) /
                     std::chrono::duration<double>(Clock::now() - start).count());
   }
@@ -92,7 +90,6 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   int32_t token = 1;
   const auto run = [&] {
     for (int64_t i = 0; i < settings.decode_tokens; ++i) {
-      stop_if_interrupted();
       session.decode(token);
       token = static_cast<int32_t>((token * 31 + 7) % config.vocab_size);
     }

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "common.h"
 #include "io/json_value.h"
 
 namespace hysparse {
@@ -20,14 +19,12 @@ double BenchResult::median() const {
 
 std::vector<double> measure_rate(const std::function<double()>& fn, int repeats, double seconds) {
   using Clock = std::chrono::steady_clock;
-  stop_if_interrupted();
   fn();
   std::vector<double> rates;
   for (int i = 0; i < repeats; ++i) {
     const auto start = Clock::now();
     double done = 0, passed = 0;
     do {
-      stop_if_interrupted();
       done += fn();
       passed = std::chrono::duration<double>(Clock::now() - start).count();
     } while (passed < seconds);

@@ -67,8 +67,15 @@ const std::atomic<bool>& interrupt_flag() {
   return interrupted;
 }
 
-void stop_if_interrupted() {
-  if (interrupt_flag().load()) throw Error(ErrorKind::interrupted, "interrupted");
+void exit_when_interrupted() {
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    constexpr char kText[] = "interrupted\n";
+    [[maybe_unused]] const ssize_t n = write(STDERR_FILENO, kText, sizeof kText - 1);
+    _exit(130);
+  };
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
 }
 
 bool stdout_is_terminal() {

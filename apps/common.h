@@ -34,8 +34,9 @@ bool signal_is_echo();
 
 // Set by the first SIGINT or SIGTERM; a second one ends the process at once. Installed by the first call.
 const std::atomic<bool>& interrupt_flag();
-// For work of which nothing is kept: throws Error(interrupted) once that flag is set.
-void stop_if_interrupted();
+// For work of which nothing is kept: from now on the first SIGINT or SIGTERM says so and ends the process at
+// once, with exit code 130.
+void exit_when_interrupted();
 
 bool stdout_is_terminal();
 bool stderr_is_terminal();

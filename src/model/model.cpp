@@ -17,6 +17,10 @@ const std::vector<std::pair<Recompute, std::string_view>>& EnumNames<Recompute>:
 
 namespace {
 
+void stop_if_asked(const ForwardOptions& options) {
+  if (options.stop && options.stop->load()) throw Error(ErrorKind::interrupted, "stopped between two layers");
+}
+
 // The residual stream: what it is, and what the last sublayer adds to it.
 struct Stream {
   TensorView x;       // [n, hidden] T
@@ -132,6 +136,7 @@ Stream run_layers(Pass& p, const TensorView& tokens, Model::TrainStats* stats) {
   stream.buffer = p.scratch(p.compute(), {n, hidden});
   p.ops().embedding(p.rt, {.tokens = tokens, .weight = p.weights.embed_tokens, .y = stream.x});
   for (int layer = 0; layer < layers; ++layer) {
+    stop_if_asked(p.options);
     LayerScope scope(p.saved, p.rt.scratch);
     run_layer(p, layer, stream, false);
     if (trace && trace->want_hidden) {
@@ -329,7 +334,10 @@ void Model::forward_backward(Runtime& rt, const RaggedBatch& batch, const Tensor
         rt, {.x = x, .weight = weights_.norm, .rstd = rstd, .dy = dx, .dx = dx, .accumulate = false});
   }
   p.saved.begin_backward();
-  for (int layer = static_cast<int>(plan_.size()) - 1; layer >= 0; --layer) run_layer_backward(p, layer, dx);
+  for (int layer = static_cast<int>(plan_.size()) - 1; layer >= 0; --layer) {
+    stop_if_asked(options);
+    run_layer_backward(p, layer, dx);
+  }
   p.ops().embedding_backward(rt, {.tokens = tokens, .dy = dx, .weight = weights_.embed_tokens});
 }
 

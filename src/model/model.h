@@ -2,6 +2,7 @@
 // kind.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <vector>
@@ -40,6 +41,9 @@ struct ForwardOptions {
   const SelectionMap* pinned = nullptr;  // use these selections instead of scoring
   Trace* trace = nullptr;
   bool as_training = false;  // Model::forward: run the pass that training runs, which keeps all activations
+  // Looked at before every layer, forward and backward: once set, the call throws Error(interrupted); what it
+  // has written by then (gradients, loss) means nothing.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 class Saved;  // activations that backward needs, in an arena under a Recompute policy (model/saved.h)

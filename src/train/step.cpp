@@ -1,5 +1,7 @@
 #include "train/step.h"
 
+#include "base/error.h"
+
 namespace hysparse {
 namespace {
 
@@ -48,16 +50,21 @@ StepGradient accumulate_gradient(Runtime& rt, Model& model, std::vector<TrainBat
     if (b.targets > 0) run_tokens += b.batch.tokens();
   }
   model.weights().zero_grad();
+  ForwardOptions options;
+  options.stop = stop;
   for (TrainBatch& b : micro_batches) {
-    if (stop && stop->load()) {
-      out.stopped = true;
-      return out;
-    }
     if (b.targets == 0) continue;
     DeviceBatch device(rt, model, b);
     Model::TrainStats stats;
-    model.forward_backward(rt, b.batch, device.tokens, device.labels, 1.0 / static_cast<double>(out.targets),
-                           recompute, device.loss, want_stats ? &stats : nullptr);
+    try {
+      model.forward_backward(rt, b.batch, device.tokens, device.labels,
+                             1.0 / static_cast<double>(out.targets), recompute, device.loss,
+                             want_stats ? &stats : nullptr, options);
+    } catch (const Error& e) {
+      if (e.kind() != ErrorKind::interrupted) throw;
+      out.stopped = true;
+      return out;
+    }
     for (double nats : device.host_loss(rt)) out.loss_sum += nats;
     if (want_stats) {
       const double share = static_cast<double>(b.batch.tokens()) / static_cast<double>(run_tokens);

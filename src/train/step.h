@@ -14,7 +14,7 @@ struct StepGradient {
   double loss_sum = 0.0;  // nats over all targets
   int64_t targets = 0;    // labels that count
   int64_t tokens = 0;
-  bool stopped = false;     // asked to stop between two micro-batches: the gradient is not whole
+  bool stopped = false;     // asked to stop on the way: the gradient is not whole
   Model::TrainStats stats;  // means over the micro-batches, by tokens; only when wanted
   double mean_loss() const { return targets > 0 ? loss_sum / static_cast<double>(targets) : 0.0; }
 };

@@ -146,6 +146,38 @@ TEST(Accumulation, AStopBetweenMicroBatchesIsSeen) {
   EXPECT_TRUE(accumulate_gradient(machine.rt, m.model, batches, Recompute::none, false, &stop).stopped);
 }
 
+// Between two layers, on the way there and back; the model goes on as if nothing had been.
+TEST(Accumulation, AStopInsideAPassIsSeenBeforeTheNextLayer) {
+  struct StopInside : ForwardingOps {
+    std::atomic<bool>& stop;
+    mutable int windows = 0, fulls_back = 0;
+    bool in_backward;
+    StopInside(const Ops& inner, std::atomic<bool>& flag, bool back)
+        : ForwardingOps(inner), stop(flag), in_backward(back) {}
+    void sparse_window_gated(Runtime& rt, const SparseWindowGated& p) const override {
+      inner_.sparse_window_gated(rt, p);
+      if (++windows == 2 && !in_backward) stop = true;
+    }
+    void attention_backward(Runtime& rt, const AttentionBackward& p) const override {
+      inner_.attention_backward(rt, p);
+      if (++fulls_back == 1 && in_backward) stop = true;
+    }
+  };
+  TestMachine plain;
+  TestModel m(tiny_config());
+  const Gradient want = gradient_of(plain, m, split(kTargets, {8}));
+  for (const bool in_backward : {false, true}) {
+    std::atomic<bool> stop{false};
+    const StopInside ops(cpu_ops(), stop, in_backward);
+    TestMachine machine(1, ops);
+    std::vector<TrainBatch> batches = split(kTargets, {8});
+    EXPECT_TRUE(accumulate_gradient(machine.rt, m.model, batches, Recompute::none, false, &stop).stopped);
+    EXPECT_EQ(ops.fulls_back, in_backward ? 1 : 0);
+    EXPECT_LE(ops.windows, in_backward ? 6 : 2);
+    EXPECT_EQ(difference(gradient_of(plain, m, split(kTargets, {8})), want), 0.0);
+  }
+}
+
 // The norm is that of all tensors together, and clipping scales every tensor by the same factor.
 TEST(Optimizer, NormAndClippingAreGlobal) {
   TestMachine machine;
