@@ -67,6 +67,7 @@ std::string layers_text(const ModelConfig& config, const LayerPlan& plan) {
 
 void print_table(const ModelConfig& config, const PlanReport& r, const Flags& flags) {
   auto line = [](const std::string& text) { std::printf("%s\n", text.c_str()); };
+  for (const std::string& note : r.notes) line("note: " + note);
   line(layers_text(config, build_layer_plan(config)));
   line(fmt::format("RoPE {}", describe_rope(config)));
   line("");
@@ -104,8 +105,9 @@ void print_table(const ModelConfig& config, const PlanReport& r, const Flags& fl
   const TrainingMemory& m = r.training;
   line(fmt::format("  weights {}, gradients {}, AdamW moments {}", bytes_text(m.weights),
                    bytes_text(m.gradients), bytes_text(m.optimizer)));
-  line(fmt::format("  shared dK, dV {}, stream and head {}", bytes_text(m.shared_gradients),
-                   bytes_text(m.head)));
+  line(m.shared_gradients ? fmt::format("  shared dK, dV {}, stream and head {}",
+                                        bytes_text(m.shared_gradients), bytes_text(m.head))
+                          : fmt::format("  stream and head {}", bytes_text(m.head)));
   for (const Recompute p : kPolicies) {
     const int i = static_cast<int>(p);
     line(fmt::format("  recompute {:<10} activations {:>10}, one layer's backward {:>10}, total {:>10}",

@@ -35,6 +35,8 @@ std::string plan_report_json(const ModelConfig& config, const PlanReport& r, DTy
   out["context"] = r.context;
   out["batch"] = r.batch;
   out["dtype"] = std::string(name_of(dtype));
+  out["max_position_embeddings"] = config.max_position_embeddings;
+  out["notes"] = r.notes;
   out["attention"] = r.kind ? Json(std::string(enum_name(*r.kind))) : Json();
   out["layer_types"] = config.layer_types;
   out["parameters"] = {{"total", r.parameters.total},

@@ -73,8 +73,9 @@ int64_t backward_bytes(const ModelConfig& c, const LayerPlanEntry& e, DType comp
   if (e.gated) attention += c.gate_width() * a;
   if (e.kind == LayerKind::sparse && e.window > 0)
     attention += 2 * hq * c.dv() * t + hq * c.d() * t + c.gate_width() * a;
+  // dK, dV (of a full layer that others read: TrainingMemory::shared_gradients), and their copy in T.
   if (e.own_window_kv || e.kind == LayerKind::full)
-    attention += hkv * (c.d() + c.dv()) * (a + (t < a ? t : 0));
+    attention += hkv * (c.d() + c.dv()) * ((e.emits_scores ? 0 : a) + (t < a ? t : 0));
   return c.hidden_size * t + std::max(2 * width * t, attention);
 }
 
@@ -120,7 +121,8 @@ TrainingMemory training_memory(const ModelConfig& c, const LayerPlan& plan, cons
           std::max(largest, layer_bytes(c, e, compute, mode_of(r)).dropped + backward_bytes(c, e, compute));
     m.working[static_cast<int>(r)] = product(largest, tokens);
   }
-  m.shared_gradients = product(tokens, c.kv_heads() * (c.d() + c.dv()) * a);
+  if (std::any_of(plan.begin(), plan.end(), [](const LayerPlanEntry& e) { return e.emits_scores; }))
+    m.shared_gradients = product(tokens, c.kv_heads() * (c.d() + c.dv()) * a);
   // dx and the buffer of a sublayer's output; then the head: x, y, and logits (with their gradient where it
   // is narrower) of a chunk of about 64 MiB.
   const int64_t rows = std::min(tokens, std::max<int64_t>(64, (int64_t(64) << 20) / (c.vocab_size * a)));
@@ -179,6 +181,11 @@ PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t 
   r.batch = batch;
   r.kv_dtype_bytes = kv_dtype_bytes;
   r.kind = config.kind();
+  if (context > config.max_position_embeddings)
+    r.notes.push_back(fmt::format(
+        "the context of {} tokens is beyond the {} of max_position_embeddings: the config runs there only "
+        "with a larger one",
+        context, config.max_position_embeddings));
   const LayerPlan plan = build_layer_plan(config);
   r.parameters = count_parameters(config, plan);
   for (const AttentionKind kind : {AttentionKind::full, AttentionKind::hybrid_swa, AttentionKind::hysparse}) {

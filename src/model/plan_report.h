@@ -40,7 +40,7 @@ struct TrainingMemory {
   int64_t activations[3] = {0, 0, 0};
   // ... and what one layer's backward makes on top.
   int64_t working[3] = {0, 0, 0};
-  int64_t shared_gradients = 0;  // dK, dV of one full layer
+  int64_t shared_gradients = 0;  // dK, dV of one full layer that sparse layers read; 0 where there is none
   int64_t head = 0;              // logits of a chunk of rows, stream and its gradient
   int64_t total(int policy) const {
     return weights + gradients + optimizer + activations[policy] + working[policy] + shared_gradients + head;
@@ -57,8 +57,9 @@ struct PlanReport {
   KvBytes own;  // of the config as it is
   int64_t own_at_context = 0;
   double own_smaller = 1.0;
-  FlopsReport flops, flops_full;  // as it is, and its full-attention twin
-  TrainingMemory training;        // micro-batch of `batch` rows of `context` tokens
+  FlopsReport flops, flops_full;   // as it is, and its full-attention twin
+  std::vector<std::string> notes;  // what a reader should know about these numbers
+  TrainingMemory training;         // micro-batch of `batch` rows of `context` tokens
 };
 
 // `train_dtype` f32 or bf16. Throws Error(input) where a number would not fit 63 bits.
