@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/thread_pool.h"
 #include "commands.h"
 #include "common.h"
 #include "io/json_value.h"
@@ -22,7 +23,13 @@ namespace fs = std::filesystem;
 
 struct Flags {
   std::string dir;
-  bool json = false;
+  bool json = false, headers_only = false;
+  int threads = 0;
+};
+
+struct BadTensor {
+  std::string name;
+  NonFinite values;
 };
 
 struct TensorLine {
@@ -84,6 +91,25 @@ TensorList list_tensors(const fs::path& dir, const std::vector<WeightSpec>& spec
   return list;
 }
 
+// Reads every value that is stored: NaN and infinities are what a diverged run or a damaged file leaves
+// behind.
+std::vector<BadTensor> find_nonfinite(const fs::path& dir, int threads) {
+  const SafetensorsSet files(dir);
+  const std::vector<std::string> names = files.names();
+  std::vector<BadTensor> all(names.size());
+  ThreadPool pool(threads);
+  pool.parallel_for(std::ssize(names), [&](int64_t i, int) {
+    const auto at = static_cast<size_t>(i);
+    all[at] = {names[at], files.count_nonfinite(names[at])};
+  });
+  std::erase_if(all, [](const BadTensor& t) { return !t.values; });
+  return all;
+}
+
+std::string bad_text(const BadTensor& t) {
+  return fmt::format("{} ({} NaN, {} infinite)", t.name, t.values.nan, t.values.infinite);
+}
+
 std::string selection_text(const ModelConfig& config, const LayerPlanEntry& e) {
   return e.selection_source < 0 ? ""
                                 : fmt::format("selection of layer {} ({}, {} blocks of {})",
@@ -91,7 +117,8 @@ std::string selection_text(const ModelConfig& config, const LayerPlanEntry& e) {
                                               config.entries(), config.hysparse_block_size);
 }
 
-void print_text(const ModelConfig& config, const LayerPlan& plan, const TensorList& tensors, bool stored) {
+void print_text(const ModelConfig& config, const LayerPlan& plan, const TensorList& tensors, bool stored,
+                const std::vector<BadTensor>* bad) {
   auto line = [](const std::string& text) { std::printf("%s\n", text.c_str()); };
   const auto kind = config.kind();
   line(fmt::format(
@@ -122,9 +149,15 @@ void print_text(const ModelConfig& config, const LayerPlan& plan, const TensorLi
   for (const TensorLine& t : tensors.lines)
     line(fmt::format("  {:<64} {:<5} [{}]{}", t.name, t.dtype, fmt::join(t.shape, ", "),
                      t.times > 1 ? fmt::format(" x {}", t.times) : ""));
+  if (!bad) return;
+  line("");
+  line(bad->empty() ? "values: all are finite"
+                    : fmt::format("values: {} tensors hold NaN or infinities", bad->size()));
+  for (const BadTensor& t : *bad) line("  " + bad_text(t));
 }
 
-Json to_json(const ModelConfig& config, const LayerPlan& plan, const TensorList& tensors) {
+Json to_json(const ModelConfig& config, const LayerPlan& plan, const TensorList& tensors,
+             const std::vector<BadTensor>* bad) {
   Json out;
   out["config"] = parse_json(model_config_json(config), "config");
   out["rope"] = {
@@ -142,6 +175,10 @@ Json to_json(const ModelConfig& config, const LayerPlan& plan, const TensorList&
   out["tensors"] = Json::array();
   for (const TensorLine& t : tensors.lines)
     out["tensors"].push_back({{"name", t.name}, {"dtype", t.dtype}, {"shape", t.shape}, {"count", t.times}});
+  if (!bad) return out;
+  out["nonfinite"] = Json::array();
+  for (const BadTensor& t : *bad)
+    out["nonfinite"].push_back({{"name", t.name}, {"nan", t.values.nan}, {"infinite", t.values.infinite}});
   return out;
 }
 
@@ -151,12 +188,21 @@ void run(const Flags& flags) {
   const LayerPlan plan = build_layer_plan(config);
   const bool stored = fs::is_directory(flags.dir) && has_weights(flags.dir);
   const TensorList tensors = list_tensors(flags.dir, weight_specs(config, plan), stored);
+  std::vector<BadTensor> found;
+  const bool read_values = stored && !flags.headers_only;
+  if (read_values) found = find_nonfinite(flags.dir, flags.threads);
+  const std::vector<BadTensor>* bad = read_values ? &found : nullptr;
   if (flags.json)
-    std::fputs(dump_json(to_json(config, plan, tensors)).c_str(), stdout);
+    std::fputs(dump_json(to_json(config, plan, tensors, bad)).c_str(), stdout);
   else
-    print_text(config, plan, tensors, stored);
+    print_text(config, plan, tensors, stored, bad);
   std::fflush(stdout);
   if (stored) check_model_dir(flags.dir, config, log);
+  if (!found.empty())
+    throw input_error(flags.dir,
+                      fmt::format("{} tensors hold values that are not finite, the first is {}", found.size(),
+                                  bad_text(found.front())),
+                      "the run diverged or the file is damaged: take an earlier checkpoint");
 }
 
 }  // namespace
@@ -167,7 +213,15 @@ void add_inspect(CLI::App& app) {
       "inspect", "tensors, effective RoPE and layer plan of a model directory, checked against each other");
   c.add_option("DIR", flags->dir, "model directory (or a config or run file alone)")->required();
   c.add_flag("--json", flags->json, "print JSON");
-  c.footer("Example: hysparse inspect out/demo/model");
+  c.add_flag("--headers-only", flags->headers_only,
+             "do not read the values (else they are searched for NaN and infinities)");
+  c.add_option("--threads", flags->threads, "0 = all CPUs this process may use")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  c.footer(
+      "Exit code 2 where config and tensors do not fit each other or a value is not finite; the report is "
+      "printed all "
+      "the same.\nExample: hysparse inspect out/demo/model");
   c.callback([flags] { run(*flags); });
 }
 

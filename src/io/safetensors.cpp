@@ -38,4 +38,10 @@ void SafetensorsFile::read(const std::string& name, const TensorView& dst) const
                       fmt::format("stored as {}, which cannot be read as {}", e.dtype, name_of(dst.dtype)));
 }
 
+NonFinite SafetensorsFile::count_nonfinite(const std::string& name) const {
+  const SafetensorsEntry& e = entry(name);
+  const auto bits = static_cast<size_t>(bits_of(e.dtype));
+  return safetensors_detail::count_nonfinite(data(e), e.dtype, (e.end - e.begin) * 8 / bits);
+}
+
 }  // namespace hysparse

@@ -18,6 +18,12 @@ struct SafetensorsEntry {
   size_t begin = 0, end = 0;  // bytes within the data section
 };
 
+// Values of a stored tensor that are no numbers.
+struct NonFinite {
+  int64_t nan = 0, infinite = 0;
+  explicit operator bool() const { return nan > 0 || infinite > 0; }
+};
+
 // Maps a file and validates its header entirely (lengths, overlaps, holes, overflow, duplicate names) before
 // anything is read. Unknown dtypes are refused; sub-byte ones (F4) are listed but cannot be read.
 class SafetensorsFile {
@@ -28,6 +34,8 @@ class SafetensorsFile {
   // Converts into a contiguous host view of exactly the stored shape: F64/F32/F16/BF16 -> f64/f32/bf16 (one
   // rounding to nearest even), anything -> its own dtype (BOOL: u8). Errors name file and tensor.
   void read(const std::string& name, const TensorView& dst) const;
+  // Reads the whole tensor: F64, F32, F16 or BF16; other dtypes are said to hold none.
+  NonFinite count_nonfinite(const std::string& name) const;
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::byte* data(const SafetensorsEntry& e) const { return data_ + e.begin; }
@@ -52,6 +60,7 @@ class SafetensorsSet {
   bool has(const std::string& name) const;
   const SafetensorsEntry& entry(const std::string& name) const;
   void read(const std::string& name, const TensorView& dst) const;  // as SafetensorsFile::read
+  NonFinite count_nonfinite(const std::string& name) const;
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:

@@ -60,7 +60,28 @@ bool convert_real(const std::byte* from, std::byte* to, DType dtype, size_t n) {
   }
 }
 
+// Bits of an IEEE number whose exponent is all ones: infinite where the fraction is 0, else NaN.
+template <class Bits>
+NonFinite count_special(const std::byte* from, Bits exponent, Bits fraction, size_t n) {
+  NonFinite found;
+  for (size_t i = 0; i < n; ++i) {
+    const Bits x = load<Bits>(from + i * sizeof(Bits));
+    const bool special = (x & exponent) == exponent, nan = (x & fraction) != 0;
+    found.nan += special && nan;
+    found.infinite += special && !nan;
+  }
+  return found;
+}
+
 }  // namespace
+
+NonFinite count_nonfinite(const std::byte* from, std::string_view dtype, size_t n) {
+  if (dtype == "F64") return count_special<uint64_t>(from, 0x7ff0000000000000ull, 0x000fffffffffffffull, n);
+  if (dtype == "F32") return count_special<uint32_t>(from, 0x7f800000u, 0x007fffffu, n);
+  if (dtype == "BF16") return count_special<uint16_t>(from, 0x7f80, 0x007f, n);
+  if (dtype == "F16") return count_special<uint16_t>(from, 0x7c00, 0x03ff, n);
+  return {};
+}
 
 float float_from_half(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;

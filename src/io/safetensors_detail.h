@@ -31,6 +31,8 @@ bool convert_stored(const std::byte* from, std::string_view dtype, void* to, DTy
 // `n` elements from memory to their stored form; false when the pair is not supported.
 bool convert_to_stored(const std::byte* from, DType from_dtype, std::byte* to, DType as, size_t n);
 
+NonFinite count_nonfinite(const std::byte* from, std::string_view dtype, size_t n);
+
 bf16 bf16_from_double(double d);  // one rounding to nearest even (by way of float it would be two)
 float float_from_half(uint16_t h);
 

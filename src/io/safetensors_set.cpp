@@ -163,6 +163,10 @@ const SafetensorsEntry& SafetensorsSet::entry(const std::string& name) const {
   return file_of(name).entry(name);
 }
 
+NonFinite SafetensorsSet::count_nonfinite(const std::string& name) const {
+  return file_of(name).count_nonfinite(name);
+}
+
 void SafetensorsSet::read(const std::string& name, const TensorView& dst) const {
   file_of(name).read(name, dst);
 }

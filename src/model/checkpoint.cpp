@@ -96,6 +96,11 @@ void check_tensors(const fs::path& dir, const ModelConfig& config, const std::ve
       throw expected_error(fmt::format("{}: {}", dir.string(), spec.name),
                            fmt::format("shape {} by the config", shape_text(spec.shape)),
                            shape_text(files.entry(spec.name).shape));
+  for (const WeightSpec& spec : specs) {
+    const std::string& dtype = files.entry(spec.name).dtype;
+    if (dtype != "F32" && dtype != "BF16" && dtype != "F16" && dtype != "F64")
+      throw expected_error(fmt::format("{}: {}", dir.string(), spec.name), "F32, BF16, F16 or F64", dtype);
+  }
   if (config.tie_word_embeddings && files.has(kHead)) check_tied_head(dir, files);
 }
 

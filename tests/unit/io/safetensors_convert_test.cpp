@@ -138,5 +138,30 @@ TEST(SafetensorsConvert, NaNAndInfinityPass) {
   EXPECT_TRUE(out[3] == 0 && std::signbit(out[3]));
 }
 
+TEST(SafetensorsConvert, NonFiniteValuesAreCountedInEveryRealDType) {
+  std::vector<uint16_t> all(0x10000);
+  for (uint32_t h = 0; h < 0x10000; ++h) all[h] = static_cast<uint16_t>(h);
+  const auto* bytes = reinterpret_cast<const std::byte*>(all.data());
+  const NonFinite half = count_nonfinite(bytes, "F16", all.size());
+  EXPECT_EQ(half.nan, 2 * 1023);
+  EXPECT_EQ(half.infinite, 2);
+  const NonFinite brain = count_nonfinite(bytes, "BF16", all.size());
+  EXPECT_EQ(brain.nan, 2 * 127);
+  EXPECT_EQ(brain.infinite, 2);
+  EXPECT_FALSE(count_nonfinite(bytes, "I16", all.size()));
+
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> f = {0, -inf, 3e38f, NAN, -NAN, 1e-40f, inf, inf};
+  std::vector<double> d(f.begin(), f.end());
+  std::vector<std::byte> odd(1 + f.size() * sizeof(float));  // not aligned
+  std::memcpy(odd.data() + 1, f.data(), f.size() * sizeof(float));
+  for (const NonFinite& n :
+       {count_nonfinite(odd.data() + 1, "F32", f.size()),
+        count_nonfinite(reinterpret_cast<const std::byte*>(d.data()), "F64", d.size())}) {
+    EXPECT_EQ(n.nan, 2);
+    EXPECT_EQ(n.infinite, 3);
+  }
+}
+
 }  // namespace
 }  // namespace hysparse
