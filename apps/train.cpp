@@ -91,10 +91,13 @@ void add_train(CLI::App& app) {
   c.add_option("--set", flags->sets, "key=value over the run file; may be given again and again");
   add_device_flags(c, flags->device);
   flags->dtype = c.get_option("--dtype");
-  c.footer("Keys of the run file (beside those of config.json), with their defaults:\n" +
-           key_table<TrainConfig>("train.") + key_table<DataConfig>("data.") +
-           "\nExample: hysparse train --config configs/demo.json --data out/data --out out/run --set "
-           "train.lr=1e-3");
+  c.footer(
+      "Keys of the run file (beside those of config.json), with their defaults:\n" +
+      key_table<TrainConfig>("train.") + key_table<DataConfig>("data.") +
+      "\nThe progress line shows the mean loss of about the last 20 steps; log.jsonl and TensorBoard hold "
+      "each logged "
+      "step's own.\nExample: hysparse train --config configs/demo.json --data out/data --out out/run --set "
+      "train.lr=1e-3");
   c.callback([flags] { run(*flags); });
 }
 

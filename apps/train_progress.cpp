@@ -25,7 +25,7 @@ std::string clock_text(double seconds) {
 std::string progress_line(const TrainProgress& p) {
   const std::string held_out =
       p.held_out ? fmt::format("{:.3f} bits/byte", p.held_out->bits_per_byte) : std::string("-");
-  return fmt::format("step {}/{}  loss {:.3f}  held-out {}  {} tokens/s  ETA {}", p.step, p.steps,
+  return fmt::format("step {}/{}  mean loss {:.3f}  held-out {}  {} tokens/s  ETA {}", p.step, p.steps,
                      p.smoothed_loss, held_out, with_commas(std::llround(p.tokens_per_second)),
                      clock_text(p.eta_seconds));
 }

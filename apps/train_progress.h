@@ -8,7 +8,8 @@
 
 namespace hysparse {
 
-// "step 120/900  loss 3.214  held-out 2.41 bits/byte  41,200 tokens/s  ETA 1:48"
+// The mean is TrainProgress::smoothed_loss; the log holds each step's own loss.
+// "step 120/900  mean loss 3.214  held-out 2.41 bits/byte  41,200 tokens/s  ETA 1:48"
 std::string progress_line(const TrainProgress& progress);
 
 // Writes to stderr. Not a terminal: a line at every evaluation and every `every` steps.

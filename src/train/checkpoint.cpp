@@ -172,6 +172,32 @@ bool holds_tensors(const std::string& name) {
   return fs::path(name).extension() == ".safetensors";
 }
 
+// "model.layers.1.x, model.layers.2.x, norm" -> "model.layers.*.x (2 layers), norm"
+std::string by_layer(const std::vector<std::string>& names) {
+  std::vector<std::pair<std::string, int>> kinds;
+  for (const std::string& name : names) {
+    constexpr std::string_view kLayers = ".layers.";
+    std::string kind = name;
+    if (const size_t at = name.find(kLayers); at != std::string::npos) {
+      const size_t begin = at + kLayers.size(), end = name.find('.', begin);
+      if (end != std::string::npos) kind = name.substr(0, begin) + "*" + name.substr(end);
+    }
+    const auto known =
+        std::find_if(kinds.begin(), kinds.end(), [&](const auto& k) { return k.first == kind; });
+    if (known == kinds.end())
+      kinds.emplace_back(kind, 1);
+    else
+      ++known->second;
+  }
+  std::string text;
+  for (const auto& [kind, count] : kinds)
+    text +=
+        (text.empty() ? "" : ", ") + kind +
+        (kind.find(".*.") == std::string::npos ? ""
+                                               : fmt::format(" ({} layer{})", count, count == 1 ? "" : "s"));
+  return text;
+}
+
 void check_step(const SafetensorsFile& file, int64_t step) {
   const auto found = file.metadata().find("step");
   const std::string got = found == file.metadata().end() ? "none" : found->second;
@@ -282,14 +308,21 @@ TrainState read_checkpoint_state(const fs::path& dir) {
   }
 }
 
-void load_master_weights(const fs::path& model_dir, Weights& weights) {
+void load_master_weights(const fs::path& model_dir, Weights& weights, const Log& sink) {
   const SafetensorsSet set(model_dir);
   std::vector<std::string> missing;
   for (Weight* w : weights.all())
     if (!set.has(w->name)) missing.push_back(w->name);
   if (!missing.empty())
-    throw input_error(model_dir.string(), fmt::format("tensors are missing: {}", fmt::join(missing, ", ")),
+    throw input_error(model_dir.string(), "lacks tensors that the config asks for: " + by_layer(missing),
                       "the config must describe the same model");
+  std::vector<std::string> left;
+  for (const std::string& name : set.names())
+    if (!weights.find(name)) left.push_back(name);
+  if (!left.empty())
+    log(sink, LogLevel::warning,
+        fmt::format("{}: {} tensors have no place in this config and are left behind: {}", model_dir.string(),
+                    left.size(), by_layer(left)));
   for (Weight* w : weights.all())
     restore(model_dir.string() + ": " + w->name, set.entry(w->name), w->master, weights.memory(),
             [&](const TensorView& host) { set.read(w->name, host); });

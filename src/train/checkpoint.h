@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "model/weights.h"
 #include "train/optimizer.h"
 #include "train/run_config.h"
@@ -57,8 +58,10 @@ TrainState read_checkpoint_state(const std::filesystem::path& dir);
 void load_checkpoint(const std::filesystem::path& dir, const TrainState& state, Weights& weights,
                      Optimizer& optimizer);
 
-// Master weights from any model directory of the same shapes (a new stage starts from these alone).
-void load_master_weights(const std::filesystem::path& model_dir, Weights& weights);
+// Master weights from any model directory of the same shapes (a new stage starts from these alone). Tensors
+// there that `weights` has no place for (sparse gates, when the new stage is a full-attention twin) are left
+// behind, and `log` is told which.
+void load_master_weights(const std::filesystem::path& model_dir, Weights& weights, const Log& log = {});
 
 // Removes all but the newest `keep_last` checkpoints and the one with the best held-out loss. Damaged ones
 // are neither counted nor touched. Interrupted at any point, it leaves whole checkpoints only.

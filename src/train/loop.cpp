@@ -206,7 +206,7 @@ void Run::begin() {
     std::optional<Tokenizer> theirs;
     if (fs::exists(from / "tokenizer.json")) theirs.emplace(Tokenizer::load(from));
     check_tokenizer(from, theirs, data_.tokenizer_fingerprint());
-    load_master_weights(from, weights_);
+    load_master_weights(from, weights_, rt_.log);
   } else {
     weights_.init_random(config_.model, plan_, static_cast<uint64_t>(train_.seed), &rt_.pool);
   }
