@@ -6,10 +6,10 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
-#include <cstring>
 
-#include "base/error.h"
+#include "io/files.h"
 
 namespace hysparse {
 namespace {
@@ -43,6 +43,8 @@ void put_bytes(std::string& out, int field, std::string_view bytes) {
   put_varint(out, bytes.size());
   out.append(bytes);
 }
+
+constexpr std::string_view kPrefix = "events.out.tfevents.";
 
 double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -85,6 +87,23 @@ std::string host_name() {
   return name;
 }
 
+// Readers follow the files of a folder in the order of their names, which begin with ten digits of seconds:
+// now, but always behind every file that is there, also when the clock was set back.
+int64_t next_seconds(const std::filesystem::path& dir) {
+  int64_t seconds = std::max<int64_t>(0, static_cast<int64_t>(wall_time()));
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    constexpr size_t kDigits = 10;
+    if (name.size() <= kPrefix.size() + kDigits || !name.starts_with(kPrefix)) continue;
+    int64_t theirs = 0;
+    const char* first = name.data() + kPrefix.size();
+    if (std::from_chars(first, first + kDigits, theirs).ptr == first + kDigits)
+      seconds = std::max(seconds, theirs + 1);
+  }
+  return seconds;
+}
+
 }  // namespace
 
 uint32_t crc32c(std::string_view data) {
@@ -102,15 +121,12 @@ uint32_t masked_crc32c(std::string_view data) {
 EventFile::EventFile(const std::filesystem::path& dir, int64_t start_step) {
   std::error_code error;
   std::filesystem::create_directories(dir, error);
-  if (error) throw failure(dir.string(), "cannot create the folder: " + error.message());
-  // Readers follow the files of a folder in the order of their names: seconds, then a counter.
-  const std::string stem =
-      fmt::format("events.out.tfevents.{:010}.{}", static_cast<int64_t>(wall_time()), host_name());
+  if (error) throw io_error(dir, "create the folder", error.value());
+  const std::string stem = fmt::format("{}{:010}.{}", kPrefix, next_seconds(dir), host_name());
   for (int n = 0; fd_ < 0; ++n) {
     path_ = dir / fmt::format("{}.{}", stem, n);
     fd_ = open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
-    if (fd_ < 0 && errno != EEXIST)
-      throw failure(path_.string(), fmt::format("cannot create the event file: {}", std::strerror(errno)));
+    if (fd_ < 0 && errno != EEXIST) throw io_error(path_, "create the event file", errno);
   }
   std::string first = event(0);
   put_bytes(first, 3, "brain.Event:2");
@@ -169,7 +185,7 @@ void EventFile::flush() {
   while (done < buffer_.size()) {
     const ssize_t n = write(fd_, buffer_.data() + done, buffer_.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw failure(path_.string(), fmt::format("cannot write: {}", std::strerror(errno)));
+    if (n < 0) throw io_error(path_, "write", errno);
     done += static_cast<size_t>(n);
   }
   buffer_.clear();

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -46,34 +45,42 @@ std::string kept_lines(const std::string& content, const std::string& where, int
   return kept;
 }
 
-}  // namespace
-
-struct TrainLog::Impl {
+// log.jsonl, open for appending behind the lines that are kept.
+struct LogFile {
   std::filesystem::path path;
   int fd = -1;
-  EventFile events;
 
-  Impl(const std::filesystem::path& out, int64_t completed_steps)
-      : path(out / "log.jsonl"), events(out / "tensorboard", completed_steps > 0 ? completed_steps + 1 : 0) {
+  LogFile(std::filesystem::path file, int64_t completed_steps) : path(std::move(file)) {
     if (std::filesystem::exists(path)) {
       const std::string content = read_file(path);
       const std::string kept = kept_lines(content, path.string(), completed_steps);
       if (kept != content) write_file_atomic(path, kept);
     }
     fd = open(path.c_str(), O_CREAT | O_APPEND | O_WRONLY | O_CLOEXEC, 0666);
-    if (fd < 0)
-      throw failure(path.string(), fmt::format("cannot open for writing: {}", std::strerror(errno)));
+    if (fd < 0) throw io_error(path, "open for writing", errno);
   }
-  ~Impl() {
-    if (fd >= 0) close(fd);
-  }
+  ~LogFile() { close(fd); }
+  LogFile(const LogFile&) = delete;
+  LogFile& operator=(const LogFile&) = delete;
+};
+
+}  // namespace
+
+struct TrainLog::Impl {
+  LogFile file;  // first: a folder that holds it holds a run, so that one killed before its first step can be
+                 // resumed
+  EventFile events;
+
+  Impl(const std::filesystem::path& out, int64_t completed_steps)
+      : file(out / "log.jsonl", completed_steps),
+        events(out / "tensorboard", completed_steps > 0 ? completed_steps + 1 : 0) {}
   // One write a line, so that a crash cuts at most the last line.
   void line(const Json& json) {
     const std::string text = dump_json(json, -1) + "\n";
     for (size_t done = 0; done < text.size();) {
-      const ssize_t n = write(fd, text.data() + done, text.size() - done);
+      const ssize_t n = write(file.fd, text.data() + done, text.size() - done);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) throw failure(path.string(), fmt::format("cannot write: {}", std::strerror(errno)));
+      if (n < 0) throw io_error(file.path, "write", errno);
       done += static_cast<size_t>(n);
     }
     events.flush();

@@ -123,5 +123,15 @@ TEST(EventFile, AResumedRunPurgesLaterStepsAndNeverOverwrites) {
   EXPECT_EQ(parse(start.bytes.find(7)->second).numbers.find(1)->second, 1u);  // SessionLog::START
 }
 
+// The clock was set back between two parts of a run: readers still meet the parts in their order.
+TEST(EventFile, AClockSetBackKeepsTheOrderOfParts) {
+  TempDir dir;
+  tests::write_text(dir / "events.out.tfevents.9000000000.host.0", "of the future");
+  tests::write_text(dir / "events.out.tfevents.garbage", "");
+  const EventFile second(dir.path(), 5), third(dir.path(), 9);
+  EXPECT_LT(dir / "events.out.tfevents.9000000000.host.0", second.path());
+  EXPECT_LT(second.path(), third.path());
+}
+
 }  // namespace
 }  // namespace hysparse
