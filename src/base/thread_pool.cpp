@@ -1,16 +1,11 @@
 #include "base/thread_pool.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <condition_variable>
 #include <exception>
-#include <fstream>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -21,55 +16,6 @@
 
 namespace hysparse {
 namespace {
-
-// CPUs granted by a quota/period pair, rounded up; 0 = no limit.
-int quota_cpus(double quota, double period) {
-  return quota > 0 && period > 0 ? std::max(1, static_cast<int>(std::ceil(quota / period))) : 0;
-}
-
-std::string own_cgroup(const std::string& controller) {
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    const size_t a = line.find(':');
-    const size_t b = a == std::string::npos ? a : line.find(':', a + 1);
-    if (b == std::string::npos) continue;
-    const std::string names = line.substr(a + 1, b - a - 1);
-    if (controller.empty() ? names.empty()
-                           : ("," + names + ",").find("," + controller + ",") != std::string::npos)
-      return line.substr(b + 1);
-  }
-  return {};
-}
-
-// The smallest limit on the way from our group to the root of the hierarchy; inside a container the
-// path may not exist below the mount, then only the root is read.
-template <class Read>
-int smallest_up(std::string group, Read read) {
-  int best = 0;
-  while (true) {
-    if (const int n = read(group); n > 0) best = best == 0 ? n : std::min(best, n);
-    const size_t slash = group.rfind('/');
-    if (slash == std::string::npos || group == "/") return best;
-    group.erase(slash);
-  }
-}
-
-int cgroup_cpus() {
-  const int v2 = smallest_up(own_cgroup(""), [](const std::string& group) {
-    std::ifstream file("/sys/fs/cgroup" + group + "/cpu.max");
-    std::string quota;
-    double period = 0;
-    if (!(file >> quota >> period) || quota == "max") return 0;
-    return quota_cpus(std::strtod(quota.c_str(), nullptr), period);
-  });
-  const int v1 = smallest_up(own_cgroup("cpu"), [](const std::string& group) {
-    double quota = 0, period = 0;
-    std::ifstream("/sys/fs/cgroup/cpu" + group + "/cpu.cfs_quota_us") >> quota;
-    std::ifstream("/sys/fs/cgroup/cpu" + group + "/cpu.cfs_period_us") >> period;
-    return quota_cpus(quota, period);
-  });
-  return v1 > 0 && v2 > 0 ? std::min(v1, v2) : std::max(v1, v2);
-}
 
 // The tasks that this thread is inside of, innermost first.
 struct Inside {
@@ -91,21 +37,6 @@ class Enter {
 };
 
 }  // namespace
-
-int available_cpus() {
-  int n = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  // The mask of a machine with more CPUs than cpu_set_t holds needs a larger buffer.
-  for (int size = 1024; size <= (1 << 20); size *= 4) {
-    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(size));
-    const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(size));
-    const bool ok = sched_getaffinity(0, bytes, set) == 0;
-    if (ok) n = CPU_COUNT_S(bytes, set);
-    CPU_FREE(set);
-    if (ok) break;
-  }
-  if (const int limit = cgroup_cpus(); limit > 0) n = std::min(n, limit);
-  return std::max(1, n);
-}
 
 // A wait that first spins, since the next parallel region usually comes within microseconds (one layer's
 // products follow each other) and a sleeping thread takes longer to wake, then sleeps. Whoever makes

@@ -1,9 +1,11 @@
 #include "tensor/tensor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <new>
 
+#include "base/limits.h"
 #include "base/sanitizer.h"
 
 namespace hysparse {
@@ -13,19 +15,33 @@ class HostMemory final : public Memory {
  public:
   DeviceKind device() const override { return DeviceKind::cpu; }
   void* allocate(size_t bytes) override {
-    // More than any address space is refused here: the library rounds the size up without looking for
-    // overflow.
-    void* p = bytes >> 56 != 0
-                  ? nullptr
-                  : ::operator new (std::max<size_t>(bytes, 1), std::align_val_t{64}, std::nothrow);
-    if (!p) throw failure("memory", fmt::format("could not allocate {} bytes", bytes));
-    return p;
+    // The system hands out more than there is and kills whoever touches it, without a word: what cannot fit
+    // is refused here. (Nor does the library look for overflow when it rounds the size up.)
+    static const auto limit = static_cast<size_t>(memory_limit());
+    const size_t before = bytes > limit ? used_.load() : used_.fetch_add(bytes);
+    if (bytes > limit || before > limit - bytes) {
+      if (bytes <= limit) used_.fetch_sub(bytes);
+      throw failure("memory",
+                    fmt::format("could not allocate {} bytes: {} are in use, and this process may have {}",
+                                bytes, before, limit),
+                    "a smaller batch, context or dtype needs less");
+    }
+    void* p = ::operator new (std::max<size_t>(bytes, 1), std::align_val_t{64}, std::nothrow);
+    if (p) return p;
+    used_.fetch_sub(bytes);
+    throw failure("memory", fmt::format("could not allocate {} bytes: {} are in use", bytes, before));
   }
-  void release(void* p, size_t) noexcept override { ::operator delete (p, std::align_val_t{64}); }
+  void release(void* p, size_t bytes) noexcept override {
+    ::operator delete (p, std::align_val_t{64});
+    used_.fetch_sub(bytes);
+  }
   void zero(void* p, size_t bytes) override { std::memset(p, 0, bytes); }
   void from_host(void* dst, const void* host, size_t bytes) override { std::memcpy(dst, host, bytes); }
   void to_host(void* host, const void* src, size_t bytes) override { std::memcpy(host, src, bytes); }
   void copy(void* dst, const void* src, size_t bytes) override { std::memmove(dst, src, bytes); }
+
+ private:
+  std::atomic<size_t> used_{0};
 };
 
 size_t checked_bytes(DType dtype, std::initializer_list<int64_t> dims) {
