@@ -170,6 +170,16 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   if (!path_.has_filename() || std::filesystem::is_directory(path_, ignored))
     throw input_error(path_.empty() ? "(empty path)" : path_.string(),
                       "is a folder, expected the name of a file to write");
+  // A link stays one: what it points to is replaced. A device or pipe is written to as it is.
+  if (std::filesystem::is_symlink(path_, ignored)) {
+    const std::filesystem::path target = std::filesystem::canonical(path_, ignored);
+    if (!target.empty()) path_ = target;
+  }
+  if (std::filesystem::exists(path_, ignored) && !std::filesystem::is_regular_file(path_, ignored)) {
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd_ < 0) throw io_error(path_, "open", errno);
+    return;
+  }
   files_detail::remove_stale_temps(path_);
   for (unsigned attempt = 0; fd_ < 0; ++attempt) {
     temp_ = files_detail::temp_name(path_, attempt);
@@ -185,7 +195,7 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::discard() noexcept {
   if (fd_ < 0) return;
   ::close(fd_);
-  ::unlink(temp_.c_str());
+  if (!temp_.empty()) ::unlink(temp_.c_str());
   fd_ = -1;
 }
 
@@ -207,6 +217,11 @@ void AtomicFile::write(const void* data, size_t bytes) {
 
 void AtomicFile::commit() {
   HYSPARSE_CHECK(fd_ >= 0, "{}: committed twice or after a failure", path_.string());
+  if (temp_.empty()) {  // a device or pipe
+    const int closed = ::close(std::exchange(fd_, -1));
+    if (closed != 0) throw io_error(path_, "close", errno);
+    return;
+  }
   int synced;
   do synced = ::fsync(fd_);
   while (synced != 0 && errno == EINTR);
