@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "io/json.h"
 
 namespace hysparse {
 namespace {
@@ -123,8 +124,8 @@ Regex::Regex(std::string_view pattern, bool literal, std::string where) : code_(
   code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options, &error,
                               &offset, nullptr);
   if (code_->code == nullptr)
-    throw input_error(
-        where, fmt::format("bad regular expression {}: {} at offset {}", text, pcre_message(error), offset));
+    throw input_error(where, fmt::format("bad regular expression {}: {} at offset {}", quote_text(text),
+                                         pcre_message(error), offset));
   pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE);  // without JIT the interpreter takes over
   code_->where = std::move(where);
 }

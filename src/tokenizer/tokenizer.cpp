@@ -94,6 +94,10 @@ struct Tokenizer::Impl {
     if (eos > largest)
       throw input_error(
           where, fmt::format("the end-of-text id {} is not below the vocabulary's {}", eos, largest + 1));
+    // Memory goes with the largest id: a file may leave some out, not nearly all.
+    const size_t named = spec.vocab.size() + spec.added.size();
+    if (static_cast<size_t>(largest) > 16 * named + 65536)
+      throw input_error(where, fmt::format("has a token of id {}, but only {} tokens", largest, named));
     std::vector<std::string> tokens(static_cast<size_t>(largest) + 1);
     special.assign(tokens.size(), 0);
     for (const auto& [token, id] : spec.vocab) {
@@ -257,6 +261,10 @@ Tokenizer Tokenizer::load(const fs::path& dir) {
   TokenizerSpec spec = read_tokenizer_json(file);
   const int32_t eos = find_eos(file.parent_path(), spec);
   return Tokenizer(std::make_unique<Impl>(std::move(spec), eos, where));
+}
+
+Tokenizer Tokenizer::parse(std::string_view json, const std::string& where) {
+  return Tokenizer(std::make_unique<Impl>(parse_tokenizer_json(json, where), -1, where));
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool parse_special) const {

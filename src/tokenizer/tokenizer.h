@@ -19,6 +19,8 @@ class Tokenizer {
   // `dir` holds tokenizer.json (or is that file). Errors name what is unsupported or malformed. Supported:
   // BPE with a ByteLevel pre-tokenizer, alone or behind Split and Digits steps; normalizer null or NFC.
   static Tokenizer load(const std::filesystem::path& dir);
+  // The text of a tokenizer.json alone; no EOS is known. `where` names it in errors.
+  static Tokenizer parse(std::string_view json, const std::string& where);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();

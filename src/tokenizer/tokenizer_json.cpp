@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "io/files.h"
 #include "io/json.h"
 #include "io/json_value.h"
 
@@ -292,10 +293,13 @@ const Json& find_key(const Json& object, std::string_view key) {
 
 }  // namespace
 
-TokenizerSpec read_tokenizer_json(const std::filesystem::path& file) {
-  const Json json = read_json_file(file);
-  const std::string where = file.string();
+TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& where) {
+  const Json json = parse_json(text, where);
   return Reader(json, where).read();
+}
+
+TokenizerSpec read_tokenizer_json(const std::filesystem::path& file) {
+  return parse_tokenizer_json(read_file(file), file.string());
 }
 
 int32_t find_eos(const std::filesystem::path& dir, const TokenizerSpec& spec) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct TokenizerSpec {
 };
 
 TokenizerSpec read_tokenizer_json(const std::filesystem::path& file);
+TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& where);
 
 // The end-of-text token that the files beside tokenizer.json name: tokenizer_config.json and
 // special_tokens_map.json ("eos_token"), then generation_config.json and config.json ("eos_token_id", the
