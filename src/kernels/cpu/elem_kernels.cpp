@@ -28,18 +28,27 @@ constexpr float kLog2e = 1.44269504088896340736f;
 template <class T>
 HWY_INLINE V LoadPart(const T* p, int64_t count) {
   const D d;
-  if (kLanes == 1 || count >= kLanes) return LoadF(d, p);
-  T part[kLanes] = {};
-  std::copy(p, p + count, part);
-  return LoadF(d, part);
+  if constexpr (kLanes > 1) {
+    if (count < kLanes) {
+      T part[kLanes] = {};
+      std::copy(p, p + count, part);
+      return LoadF(d, part);
+    }
+  }
+  return LoadF(d, p);
 }
 template <class T>
 HWY_INLINE void StorePart(V v, T* p, int64_t count) {
   const D d;
-  if (kLanes == 1 || count >= kLanes) return StoreF(v, d, p);
-  T part[kLanes];
-  StoreF(v, d, part);
-  std::copy(part, part + count, p);
+  if constexpr (kLanes > 1) {
+    if (count < kLanes) {
+      T part[kLanes];
+      StoreF(v, d, part);
+      std::copy(part, part + count, p);
+      return;
+    }
+  }
+  StoreF(v, d, p);
 }
 
 template <class T>
@@ -256,8 +265,7 @@ float CrossEntropyRow(const float* x, int64_t vocab, int64_t label, float scale,
     }
     for (; i < end; i += kLanes) {
       float part[kLanes];
-      std::fill(part, part + kLanes, -HUGE_VALF);
-      std::copy(x + i, x + std::min(end, i + kLanes), part);
+      for (int64_t k = 0; k < kLanes; ++k) part[k] = i + k < end ? x[i + k] : -HUGE_VALF;
       s0 = hn::Add(s0, ExpShifted(hn::LoadU(d, part), top));
     }
     sum += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(s0, s1))));
