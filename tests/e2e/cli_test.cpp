@@ -1,10 +1,8 @@
 // The program as a user meets it: every command on a tiny model, exit codes, and one truth across the modes
 // of `logits`.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,30 +10,14 @@
 #include <sstream>
 #include <string>
 
+#include "e2e/support.h"
 #include "io/json_value.h"
 #include "io/safetensors.h"
 
 namespace hysparse {
 namespace {
 
-namespace fs = std::filesystem;
-
-struct Result {
-  int code;
-  std::string output;  // stdout and stderr
-};
-
-Result run(const std::string& arguments, const std::string& before = "") {
-  const std::string command = before + HYSPARSE_BINARY + " " + arguments + " 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
-  Result r{-1, {}};
-  if (!pipe) return r;
-  char buffer[4096];
-  for (size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) r.output.append(buffer, n);
-  const int status = pclose(pipe);
-  r.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  return r;
-}
+using namespace e2e;
 
 // A tiny run made once: text, tokenizer, data, config, 12 steps of training.
 class Cli : public testing::Test {
@@ -61,16 +43,6 @@ class Cli : public testing::Test {
   static void TearDownTestSuite() { fs::remove_all(root_); }
 
   static std::string path(const std::string& name) { return (root_ / name).string(); }
-  static void expect_ok(const std::string& arguments) {
-    const Result r = run(arguments);
-    ASSERT_EQ(r.code, 0) << arguments << "\n" << r.output;
-  }
-  static void expect_bad(const std::string& arguments, const std::string& message) {
-    const Result r = run(arguments);
-    EXPECT_EQ(r.code, 2) << arguments << "\n" << r.output;
-    EXPECT_NE(r.output.find(message), std::string::npos) << arguments << "\nexpected: " << message << "\n"
-                                                         << r.output;
-  }
   static fs::path root_;
 };
 fs::path Cli::root_;
@@ -268,6 +240,45 @@ TEST_F(Cli, BenchEndsInTimeAndWhenAsked) {
   const Result r = run("bench kernels" + model + "000", "timeout --preserve-status -s INT 2 ");
   EXPECT_EQ(r.code, 130) << r.output;
   EXPECT_NE(r.output.find("interrupted"), std::string::npos) << r.output;
+  // Inside a step of minutes, too: whoever is not heard is killed, which is another code.
+  const Result step = run(
+      "bench train" + model + " --set hidden_size=4096 --set intermediate_size=16384 --set train.seq_len=512",
+      "timeout --preserve-status -k 60 -s INT 4 ");
+  EXPECT_EQ(step.code, 130) << step.output;
+}
+
+TEST_F(Cli, MisspeltCommandLinesAreExplained) {
+  expect_bad("train --confg x", "hysparse train: has no flag --confg (did you mean --config?)");
+  expect_bad("train", "hysparse train: --config is missing (see hysparse train --help)");
+  expect_bad("tokenizer", "hysparse tokenizer: a command is missing, one of train, encode, decode");
+  expect_bad("plan --config x --context", "--context: expected a whole number, got none");
+  expect_bad("plan --config x --context abc", "--context: expected a whole number, got \"abc\"");
+  expect_bad("plan --config x --context 10 extra", "nothing is expected where \"extra\" stands");
+  expect_bad("generate --model x --threads 99999", "--threads: expected 0 to 4096, got 99999");
+  expect_bad("generate --model x --seed -1", "--seed: expected at least 0, got -1");
+  expect_bad("generate --model x --prompt a --prompt b", "--prompt: expected one value, got 2");
+  expect_bad("logits --mode foo", "--mode: expected one of train, prefill, chunked, decode, got \"foo\"");
+  expect_bad("train --config a --data b --out c --resume --from d", "cannot be given together with");
+  expect_bad("inspect", "hysparse inspect: DIR is missing");
+}
+
+TEST_F(Cli, ANewStageSaysWhatItLeavesBehind) {
+  const Result r =
+      run("train --config " + path("config.json") + " --data " + path("data") + " --out " + path("stage2") +
+          " --from " + path("run") + " --set attention=full --set train.steps=1 --set train.decay_steps=0");
+  EXPECT_EQ(r.code, 0) << r.output;
+  EXPECT_NE(r.output.find("left behind: "), std::string::npos) << r.output;
+  EXPECT_NE(r.output.find("model.layers.*.self_attn.sparse_gate.weight (2 layers)"), std::string::npos)
+      << r.output;
+}
+
+TEST_F(Cli, PlanRemarksOnAContextBeyondTheConfig) {
+  const std::string plan = "plan --config " + path("config.json") + " --context ";
+  EXPECT_EQ(run(plan + "512").output.find("beyond"), std::string::npos);
+  EXPECT_NE(run(plan + "513").output.find("beyond the 512 of max_position_embeddings"), std::string::npos);
+  const Json json = parse_json(run(plan + "513 --json --set attention=full").output, "plan");
+  EXPECT_EQ(json.at("notes").size(), 1u);
+  EXPECT_EQ(json.at("training_memory").at("shared_kv_gradients"), 0);
 }
 
 TEST_F(Cli, HelpShowsAnExampleForEveryCommand) {
