@@ -1,5 +1,5 @@
-// What this process may use of the machine: memory, and (available_cpus() of base/thread_pool.h) CPUs, as the affinity
-// mask and cgroups (v1, v2) allow.
+// What this process may use of the machine: memory, and (available_cpus() of base/thread_pool.h) CPUs, as the
+// affinity mask and cgroups (v1, v2) allow.
 #pragma once
 
 #include <cstdint>

@@ -23,8 +23,8 @@ std::string read_file(const std::filesystem::path& path);
 // old file stays.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 
-// Streams a file of any size with the same guarantee. A link's target is replaced, not the link; an existing device or
-// pipe (/dev/stdout) is written to as it is.
+// Streams a file of any size with the same guarantee. A link's target is replaced, not the link; an existing
+// device or pipe (/dev/stdout) is written to as it is.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
