@@ -39,6 +39,8 @@ Registry& registry() {
   }();
   return *r;
 }
+// At load: a fork during another thread's first call would leave the child waiting for a half-made registry.
+[[maybe_unused]] const Registry& made_at_load = registry();
 
 const char* name(HandleKind kind) {
   return kind == HandleKind::model ? "model" : kind == HandleKind::tokenizer ? "tokenizer" : "generation";
