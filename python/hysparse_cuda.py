@@ -142,6 +142,7 @@ class SelectionParams(C.Structure):
     _fields_ = [
         ("batch", C.c_void_p), ("idx", C.c_void_p),
         ("q_heads", C.c_int32), ("kv_heads", C.c_int32), ("block", C.c_int32), ("entries", C.c_int32),
+        ("backward", C.c_int32),
         ("workspace", C.c_void_p), ("workspace_bytes", C.c_size_t),
     ]
 
@@ -164,11 +165,12 @@ lib.hysparse_cuda_selection_workspace.restype = C.c_size_t
 class Selection:
     """Prepared block indices [tokens, Hkv, entries]; build() redoes the device work (for timing)."""
 
-    def __init__(self, batch, idx, q_heads, block):
+    def __init__(self, batch, idx, q_heads, block, backward=False):
         self.keep, self.q_heads = (batch, idx), q_heads
         p = SelectionParams()
         p.batch, p.idx = batch.handle, idx.data_ptr()
         p.q_heads, p.kv_heads, p.block, p.entries = q_heads, idx.shape[1], block, idx.shape[2]
+        p.backward = backward
         size = lib.hysparse_cuda_selection_workspace(C.byref(p))
         if size == 0:
             raise RuntimeError(lib.hysparse_cuda_last_error().decode())

@@ -98,6 +98,7 @@ typedef struct {
   const int32_t* idx; /* [tokens, Hkv, entries], -1 = no block; each block at or before its token's own */
   int32_t q_heads, kv_heads;
   int32_t block, entries; /* block 16, 32, 64 or 128; at most 64 entries */
+  int32_t backward;       /* 1: also prepare what hysparse_cuda_sparse_backward reads */
   void* workspace;        /* hysparse_cuda_selection_workspace bytes, 256-byte aligned; lives as long as the
                              selection */
   size_t workspace_bytes;
@@ -125,6 +126,68 @@ typedef struct {
 HYSPARSE_API size_t hysparse_cuda_sparse_workspace(const hysparse_cuda_sparse_params* params);
 HYSPARSE_API int hysparse_cuda_sparse_attention(const hysparse_cuda_sparse_params* params,
                                                 hysparse_stream stream);
+
+/* Gradients of hysparse_cuda_sparse_attention; the selection was made with backward = 1. dk, dv are added to
+ * (rows of blocks that nobody chose are not touched), dq is overwritten. Deterministic. */
+typedef struct {
+  const hysparse_cuda_selection* selection;
+  int32_t q_heads, kv_heads, head_dim, v_head_dim;
+  hysparse_cuda_tensor q, k, v;
+  int64_t kv_rows;
+  float scale;
+  const float* sinks;          /* as in the forward */
+  hysparse_cuda_tensor o, d_o; /* bf16 [tokens, Hq, dv] */
+  const float* lse;            /* from the forward */
+  const float* delta;          /* optional [tokens, Hq] sum of o * d_o a row; NULL: computed here */
+  hysparse_cuda_tensor dq;     /* bf16 [tokens, Hq, d] */
+  hysparse_cuda_tensor dk, dv; /* f32 [kv rows, Hkv, d | dv], += */
+  float* dsinks;               /* optional [Hq], += -sum_t exp(sink - lse) (o . d_o); needs sinks */
+  void* workspace;             /* hysparse_cuda_sparse_backward_workspace bytes, 256-byte aligned */
+  size_t workspace_bytes;
+} hysparse_cuda_sparse_backward_params;
+HYSPARSE_API size_t
+hysparse_cuda_sparse_backward_workspace(const hysparse_cuda_sparse_backward_params* params);
+HYSPARSE_API int hysparse_cuda_sparse_backward(const hysparse_cuda_sparse_backward_params* params,
+                                               hysparse_stream stream);
+
+/* Sliding-window attention: the query at position t sees keys max(0, t - window + 1)..t; optional per-head
+ * sink in the denominator; bf16 in and out, f32 inside. */
+typedef struct {
+  const hysparse_cuda_batch* batch;
+  int32_t q_heads, kv_heads, head_dim, v_head_dim;
+  hysparse_cuda_tensor q;    /* [tokens, Hq, d] */
+  hysparse_cuda_tensor k, v; /* [kv rows, Hkv, d | dv] */
+  int64_t kv_rows;
+  int32_t window;
+  float scale;
+  const float* sinks;     /* optional [Hq], natural-log logits, -inf allowed */
+  hysparse_cuda_tensor o; /* [tokens, Hq, dv] */
+  float* lse;             /* [tokens, Hq], sink included */
+} hysparse_cuda_window_params;
+HYSPARSE_API int hysparse_cuda_window_attention(const hysparse_cuda_window_params* params,
+                                                hysparse_stream stream);
+
+/* Its gradients, as hysparse_cuda_sparse_backward's. */
+typedef struct {
+  const hysparse_cuda_batch* batch;
+  int32_t q_heads, kv_heads, head_dim, v_head_dim;
+  hysparse_cuda_tensor q, k, v;
+  int64_t kv_rows;
+  int32_t window;
+  float scale;
+  const float* sinks;
+  hysparse_cuda_tensor o, d_o;
+  const float* lse;
+  const float* delta; /* optional */
+  hysparse_cuda_tensor dq, dk, dv;
+  float* dsinks;   /* optional */
+  void* workspace; /* hysparse_cuda_window_backward_workspace bytes, 256-byte aligned */
+  size_t workspace_bytes;
+} hysparse_cuda_window_backward_params;
+HYSPARSE_API size_t
+hysparse_cuda_window_backward_workspace(const hysparse_cuda_window_backward_params* params);
+HYSPARSE_API int hysparse_cuda_window_backward(const hysparse_cuda_window_backward_params* params,
+                                               hysparse_stream stream);
 
 #ifdef __cplusplus
 }

@@ -9,11 +9,12 @@ import check_attention
 import check_attention_backward
 import check_decode
 import check_sparse
+import check_sparse_layer
 
 
 def main():
     passed = failed = 0
-    for module in (check_attention, check_attention_backward, check_sparse, check_decode):
+    for module in (check_attention, check_attention_backward, check_sparse, check_sparse_layer, check_decode):
         try:
             results = module.run()
         except Exception:

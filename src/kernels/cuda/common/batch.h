@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -55,6 +56,8 @@ struct BlockSpan {
   int32_t live;      // tokens of the sequence from there on
 };
 
+struct GatherIndex;
+
 struct BlockTable {
   int count = 0;
   BlockSpan* spans = nullptr;  // device [count]
@@ -82,7 +85,12 @@ struct hysparse_cuda_batch {
   // The blocks of `block` tokens of all sequences; made at the first use of a size.
   const hysparse::cuda::BlockTable* blocks(int block) const;
 
+  // The sliding window as an inverted index for the key-stationary backward, all heads alike; made at the
+  // first use of a window and a count of query heads a KV head. See common/window_index.cu.
+  const hysparse::cuda::GatherIndex* window_index(int window, int ratio) const;
+
   mutable std::mutex mutex;
+  mutable std::map<std::pair<int, int>, std::shared_ptr<const hysparse::cuda::GatherIndex>> windows;
   mutable std::map<int, hysparse::cuda::BlockTable> block_tables;
   mutable std::map<int, hysparse::cuda::TileList> lists;
   mutable std::map<std::pair<int, int>, hysparse::cuda::KeyTileList> key_lists;

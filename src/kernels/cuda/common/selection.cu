@@ -36,8 +36,13 @@ struct Layout {
   const TileList* tiles;
   const BlockTable* blocks;  // null: no inverted index
   int tile_tokens, list_block, capacity, chunk_tokens, chunks;
-  size_t entries, lengths, counts, pair_start, item_start, pairs, total;  // offsets and the end
+  size_t entries, lengths, counts, pair_start, item_start, pairs;  // offsets
+  const BlockTable* backward_blocks;                               // null: no backward
+  int pass_chunks, passes, item_capacity, slots;
+  size_t b_counts, b_pair_start, b_item_start, b_pairs, b_items, b_valid, b_subs;
+  size_t total;
 };
+
 int layout_of(const hysparse_cuda_selection_params& p, Layout* out) {
   Layout l{};
   l.tile_tokens = union_tile_tokens(p.q_heads / p.kv_heads);
@@ -69,6 +74,31 @@ int layout_of(const hysparse_cuda_selection_params& p, Layout* out) {
     l.pair_start = take(heads * (size_t(l.blocks->count) + 1) * 4);
     l.item_start = take(heads * (size_t(l.blocks->count) + 1) * 4);
     l.pairs = take(heads * size_t(p.batch->tokens) * size_t(p.entries) * 4);
+  }
+  if (p.backward) {
+    l.backward_blocks = p.batch->blocks(64);
+    if (!l.backward_blocks) return HYSPARSE_CUDA_ERROR;
+    const size_t blocks = size_t(l.backward_blocks->count), tokens = size_t(p.batch->tokens);
+    if (blocks > size_t(kMaxGatherBlocks))
+      return fail(HYSPARSE_UNSUPPORTED, "selection: the backward takes up to " +
+                                            std::to_string(kMaxGatherBlocks) + " blocks of 64 keys a batch");
+    l.slots = gather_slots(p.entries, p.block);
+    if (int64_t(p.batch->tokens) * l.slots > INT32_MAX)
+      return fail(HYSPARSE_UNSUPPORTED, "selection: more than 2^31 (token, entry) pairs a KV head");
+    l.chunk_tokens = std::max(128, (p.batch->tokens + 255) / 256);
+    l.chunks = (p.batch->tokens + l.chunk_tokens - 1) / l.chunk_tokens;
+    const int64_t pass = backward_pass_tokens(ratio, l.slots, (p.batch->max_kv + 63) / 64);
+    l.pass_chunks = int(std::min<int64_t>((pass + l.chunk_tokens - 1) / l.chunk_tokens, l.chunks));
+    l.passes = (l.chunks + l.pass_chunks - 1) / l.pass_chunks;
+    const size_t bins = size_t(l.passes) * blocks, pairs = tokens * size_t(l.slots);
+    l.item_capacity = int(pairs / size_t(backward_item_pairs(ratio)) + std::min(bins, pairs));
+    l.b_counts = take(heads * size_t(l.chunks) * blocks * 4);
+    l.b_pair_start = take(heads * (bins + 1) * 4);
+    l.b_item_start = take(heads * (bins + 1) * 4);
+    l.b_pairs = take(heads * pairs * 4);
+    l.b_items = take(heads * size_t(l.item_capacity) * sizeof(KeyItem));
+    l.b_valid = take(heads * tokens * size_t((l.slots + 31) / 32) * 4);
+    l.b_subs = p.block < 64 ? take(heads * pairs) : 0;
   }
   l.total = at;
   *out = l;
@@ -112,12 +142,53 @@ int hysparse_cuda_selection_create(const hysparse_cuda_selection_params* p, hysp
   if (int e = check_cuda(build_unions(u, max_blocks, stream), "selection index")) return e;
   s->gathers = l.blocks != nullptr;
   if (s->gathers) {
-    s->index = {l.blocks->spans,    l.blocks->base,     l.blocks->count,
-                p->entries,         p->batch->tokens,   gather_item_pairs(p->q_heads / p->kv_heads),
-                l.chunks,           l.chunk_tokens,     ints(l.counts),
-                ints(l.pair_start), ints(l.item_start), ints(l.pairs)};
-    if (int e = check_cuda(build_gather(p->idx, p->entries, p->kv_heads, s->unions, s->index, stream),
-                           "inverted index"))
+    GatherIndex& g = s->index;
+    g.spans = l.blocks->spans;
+    g.block_base = l.blocks->base;
+    g.blocks = l.blocks->count;
+    g.slots = p->entries;
+    g.tokens = p->batch->tokens;
+    g.item_pairs = gather_item_pairs(p->q_heads / p->kv_heads);
+    g.chunks = g.pass_chunks = l.chunks;
+    g.chunk_tokens = l.chunk_tokens;
+    g.passes = 1;
+    g.head_pairs = int64_t(g.tokens) * g.slots;
+    g.counts = ints(l.counts);
+    g.pair_start = ints(l.pair_start);
+    g.item_start = ints(l.item_start);
+    g.pairs = ints(l.pairs);
+    if (int e = check_cuda(
+            build_gather({p->idx, p->entries, p->kv_heads, p->block, p->batch->position, &s->unions, g},
+                         stream),
+            "inverted index"))
+      return e;
+  }
+  s->backward = l.backward_blocks != nullptr;
+  if (s->backward) {
+    GatherIndex& g = s->backward_index;
+    g.spans = l.backward_blocks->spans;
+    g.block_base = l.backward_blocks->base;
+    g.blocks = l.backward_blocks->count;
+    g.slots = l.slots;
+    g.tokens = p->batch->tokens;
+    g.item_pairs = backward_item_pairs(p->q_heads / p->kv_heads);
+    g.chunks = l.chunks;
+    g.chunk_tokens = l.chunk_tokens;
+    g.passes = l.passes;
+    g.pass_chunks = l.pass_chunks;
+    g.head_pairs = int64_t(g.tokens) * g.slots;
+    g.counts = ints(l.b_counts);
+    g.pair_start = ints(l.b_pair_start);
+    g.item_start = ints(l.b_item_start);
+    g.pairs = ints(l.b_pairs);
+    g.items = reinterpret_cast<KeyItem*>(base + l.b_items);
+    g.item_capacity = l.item_capacity;
+    g.slot_words = (l.slots + 31) / 32;
+    g.valid = reinterpret_cast<uint32_t*>(base + l.b_valid);
+    g.subs = p->block < 64 ? reinterpret_cast<uint8_t*>(base + l.b_subs) : nullptr;
+    if (int e = check_cuda(
+            build_gather({p->idx, p->entries, p->kv_heads, p->block, p->batch->position, nullptr, g}, stream),
+            "inverted index of the backward"))
       return e;
   }
   *out = s.release();

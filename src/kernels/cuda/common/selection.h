@@ -10,6 +10,8 @@ struct hysparse_cuda_selection {
   hysparse::cuda::UnionLists unions;
   bool gathers;  // tiles without a union list exist as an inverted index
   hysparse::cuda::GatherIndex index;
+  bool backward;  // the inverted index of all tokens is there
+  hysparse::cuda::GatherIndex backward_index;
 };
 
 namespace hysparse::cuda {
@@ -22,6 +24,10 @@ inline int union_tile_tokens(int ratio) {
 // (token, entry) pairs of a gather work item: a few rounds of three warpgroups.
 inline int gather_item_pairs(int ratio) {
   return 12 * (64 / ratio);
+}
+// The backward flushes a block's dK, dV after each item: long ones.
+inline int backward_item_pairs(int ratio) {
+  return 64 * (64 / ratio);
 }
 
 }  // namespace hysparse::cuda

@@ -10,10 +10,12 @@
 
 namespace hysparse::cuda::attention_fwd {
 
-// kD, kDV head dims; kN keys a tile; kGroup tokens a raw score (0: no scores).
-template <int kD_, int kDV_, int kN_, int kGroup_>
+// kD, kDV head dims; kN keys a tile; kGroup tokens a raw score (0: no scores); kWindow: a sliding window with
+// sinks instead of all keys.
+template <int kD_, int kDV_, int kN_, int kGroup_, bool kWindow_ = false>
 struct Config {
   static constexpr int kD = kD_, kDV = kDV_, kN = kN_, kGroup = kGroup_;
+  static constexpr bool kWindow = kWindow_;
   static constexpr int kM = 128;  // query rows a CTA: two consumer warpgroups of 64
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = (kConsumers + 1) * 128;
@@ -42,6 +44,8 @@ struct Params {
   float* raw;  // [Hq, groups, raw_rows] row maxima a group of kGroup keys, log2 domain, not normalised
   int groups;
   int raw_rows, raw_row0;  // rows of the workspace; packed row of its row 0
+  int window;              // keys that a query sees, itself included
+  const float* sinks;      // optional [Hq], natural-log logits
 };
 
 }  // namespace hysparse::cuda::attention_fwd

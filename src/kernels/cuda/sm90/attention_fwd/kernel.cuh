@@ -32,7 +32,7 @@ struct Smem {
 
 template <class C>
 __device__ __forceinline__ void produce(const Params& p, const Smem<C>& s, const Tile& tile, int head,
-                                        int tiles_n) {
+                                        int first, int tiles_n) {
   const int kv_head = head / p.ratio;
   mbarrier_expect(s.q_full, C::kQBytes);
   for (int c = 0; c < C::kChunksD; ++c)
@@ -40,7 +40,7 @@ __device__ __forceinline__ void produce(const Params& p, const Smem<C>& s, const
   for (int i = 0; i < tiles_n; ++i) {
     const int stage = i % C::kStages;
     const uint32_t parity = (i / C::kStages) & 1;
-    const int row = tile.kv_row + (tiles_n - 1 - i) * C::kN;
+    const int row = tile.kv_row + (first + tiles_n - 1 - i) * C::kN;
     mbarrier_wait(&s.k_empty[stage], parity ^ 1);
     mbarrier_expect(&s.k_full[stage], C::kKBytes);
     for (int c = 0; c < C::kChunksD; ++c)
@@ -106,6 +106,13 @@ struct Consumer {
         if (col + 1 > limit) s[j * 4 + 1] = -INFINITY;
         if (col > limit + 8) s[j * 4 + 2] = -INFINITY;
         if (col + 1 > limit + 8) s[j * 4 + 3] = -INFINITY;
+        if constexpr (C::kWindow) {
+          const int below = limit - p.window;  // last key before the first row's window
+          if (col <= below) s[j * 4] = -INFINITY;
+          if (col + 1 <= below) s[j * 4 + 1] = -INFINITY;
+          if (col <= below + 8) s[j * 4 + 2] = -INFINITY;
+          if (col + 1 <= below + 8) s[j * 4 + 3] = -INFINITY;
+        }
       }
     }
     float top[2];
@@ -219,7 +226,8 @@ struct Consumer {
     named_barrier_sync(3, 256);
   }
 
-  __device__ __forceinline__ void run(int tiles_n) {
+  // Key tiles first..first + tiles_n - 1.
+  __device__ __forceinline__ void run(int first, int tiles_n) {
     m[0] = m[1] = -INFINITY;
     l[0] = l[1] = 0;
     float alpha[2];
@@ -237,7 +245,7 @@ struct Consumer {
     wgmma_wait<0>();
     wgmma_fence_operand(s);
     release(&sm.k_empty[0]);
-    softmax<true>(tiles_n - 1, alpha);
+    softmax<true>(first + tiles_n - 1, alpha);
     pack();
     if (visible % C::kN != 0) {
       mbarrier_wait(&sm.v_full[0], 0);
@@ -245,7 +253,7 @@ struct Consumer {
     }
 
     for (int i = 1; i < tiles_n; ++i) {
-      const int n = tiles_n - 1 - i;
+      const int n = first + tiles_n - 1 - i;
       const int stage = i % C::kStages, before = (i - 1) % C::kStages;
       mbarrier_wait(&sm.k_full[stage], (i / C::kStages) & 1);
       my_turn();
@@ -260,7 +268,7 @@ struct Consumer {
       wgmma_wait<1>();
       wgmma_fence_operand(s);
       release(&sm.k_empty[stage]);
-      if (n >= unmasked)
+      if (C::kWindow || n >= unmasked)
         softmax<true>(n, alpha);
       else
         softmax<false>(n, alpha);
@@ -285,13 +293,26 @@ struct Consumer {
   // O through this warpgroup's own rows of the Q tile, so that global stores are whole 16-byte runs; rows
   // past the tile stay untouched.
   __device__ __forceinline__ void store() {
-    const float inverse[2] = {1.0f / l[0], 1.0f / l[1]};
+    float inverse[2], log_sum[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      inverse[r] = 1.0f / l[r];
+      log_sum[r] = m[r] * p.scale_log2 + log2f(l[r]);
+      if constexpr (C::kWindow) {
+        if (p.sinks) {
+          const float sink = p.sinks[head] * 1.4426950408889634f, own = m[r] * p.scale_log2;
+          const float top = fmaxf(sink, own), mine = exp2_fast(own - top);
+          const float total = l[r] * mine + exp2_fast(sink - top);
+          inverse[r] = mine / total;
+          log_sum[r] = top + log2f(total);
+        }
+      }
+    }
     if (lane % 4 == 0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         if (row + r * 8 < tile.q_count)
-          p.lse[int64_t(tile.q_row + row + r * 8) * p.heads + head] =
-              (m[r] * p.scale_log2 + log2f(l[r])) * 0.69314718055994531f;
+          p.lse[int64_t(tile.q_row + row + r * 8) * p.heads + head] = log_sum[r] * 0.69314718055994531f;
     }
     uint8_t* q = reinterpret_cast<uint8_t*>(sm.q);
 #pragma unroll
@@ -326,7 +347,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
   const int section = blockIdx.x / per_section, rest = blockIdx.x % per_section;
   const int head = section * p.section_heads + rest % p.section_heads;
   const Tile tile = p.tiles[p.tile_count - 1 - rest / p.section_heads];
-  const int tiles_n = (tile.position + tile.q_count + C::kN - 1) / C::kN;
+  const int first = C::kWindow ? max(tile.position - p.window + 1, 0) / C::kN : 0;
+  const int tiles_n = (tile.position + tile.q_count + C::kN - 1) / C::kN - first;
 
   if (threadIdx.x == 0) {
     tma_prefetch(&p.q);
@@ -344,10 +366,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_give<24>();
-    if (threadIdx.x == 0) produce<C>(p, sm, tile, head, tiles_n);
+    if (threadIdx.x == 0) produce<C>(p, sm, tile, head, first, tiles_n);
   } else {
     registers_take<240>();
-    Consumer<C>(p, sm, tile, head, threadIdx.x / 128 - 1).run(tiles_n);
+    Consumer<C>(p, sm, tile, head, threadIdx.x / 128 - 1).run(first, tiles_n);
   }
 }
 

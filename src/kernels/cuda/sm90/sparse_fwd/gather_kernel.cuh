@@ -270,10 +270,8 @@ __device__ __forceinline__ void gather_produce(const GatherParams& p, uint8_t* b
     mbarrier_wait(&empty[stage], ((n / C::kStages) & 1) ^ 1);
     GatherItem& item = items[stage];
     if (!any) {
-      if (lane == 0) {
-        item.count = 0;
-        mbarrier_arrive(&full[stage]);
-      }
+      if (lane == 0) item.count = 0;
+      mbarrier_arrive(&full[stage]);
       return;
     }
     const BlockSpan span = p.index.spans[block];
@@ -283,8 +281,10 @@ __device__ __forceinline__ void gather_produce(const GatherParams& p, uint8_t* b
       item.pair[i] = pair;
       item.token[i] = pair / p.index.slots;
     }
-    __syncwarp();
-    if (lane == 0) {
+    // Each lane publishes its own part of the table.
+    if (lane != 0) {
+      mbarrier_arrive(&full[stage]);
+    } else {
       item.head = head;
       item.count = count;
       item.live = span.live;
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) gather_kernel(const __grid_con
   uint64_t* empty = full + C::kStages;
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
-      mbarrier_init(&full[i], 1);
+      mbarrier_init(&full[i], 32);
       mbarrier_init(&empty[i], C::kGroups * 4);
     }
     mbarrier_init_fence();

@@ -1,0 +1,9 @@
+#include "kernels/cuda/sm90/window_fwd/instantiate.cuh"
+
+namespace hysparse::cuda::window_fwd {
+
+Kernel kernel_96() {
+  return make_kernel<96, 96, 128>();
+}
+
+}  // namespace hysparse::cuda::window_fwd
