@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "io/files.h"
+#include "io/tensor_source.h"
 #include "tensor/tensor.h"
 
 namespace hysparse {
@@ -61,6 +62,10 @@ class SafetensorsSet {
   const SafetensorsEntry& entry(const std::string& name) const;
   void read(const std::string& name, const TensorView& dst) const;  // as SafetensorsFile::read
   NonFinite count_nonfinite(const std::string& name) const;
+  // A stored tensor (F64, F32, F16 or BF16) a few rows at a time; valid as long as this set is open.
+  TensorSource source(const std::string& name) const;
+  // Whether two stored tensors have one shape and the same numbers.
+  bool same_values(const std::string& a, const std::string& b) const;
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
@@ -88,6 +93,10 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Name
 // removed at the end. Each file is atomic, the set is only inside publish_directory.
 void write_safetensors_set(const std::filesystem::path& dir, const std::vector<NamedTensor>& tensors,
                            size_t shard_bytes = size_t(5) << 30,
+                           const std::map<std::string, std::string>& metadata = {});
+// The same from sources, stored as f32 or bf16: never more than a piece of a tensor is in memory.
+void write_safetensors_set(const std::filesystem::path& dir, const std::vector<TensorSource>& tensors,
+                           DType as, size_t shard_bytes = size_t(5) << 30,
                            const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace hysparse

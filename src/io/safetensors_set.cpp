@@ -7,10 +7,12 @@
 #include "io/json.h"
 #include "io/json_value.h"
 #include "io/safetensors.h"
+#include "io/safetensors_detail.h"
 
 namespace hysparse {
 namespace {
 
+using namespace safetensors_detail;
 namespace fs = std::filesystem;
 
 constexpr size_t kListed = 100;  // names in one error message
@@ -169,6 +171,45 @@ NonFinite SafetensorsSet::count_nonfinite(const std::string& name) const {
 
 void SafetensorsSet::read(const std::string& name, const TensorView& dst) const {
   file_of(name).read(name, dst);
+}
+
+TensorSource SafetensorsSet::source(const std::string& name) const {
+  const SafetensorsFile& file = file_of(name);
+  const SafetensorsEntry& e = file.entry(name);
+  if (!convert_stored(nullptr, e.dtype, nullptr, DType::f32, 0))
+    throw input_error(file.path().string() + ": tensor " + quote_text(name),
+                      fmt::format("stored as {}, which cannot be read as f32", e.dtype));
+  TensorSource s{name, e.shape, {}};
+  const auto row = static_cast<size_t>(s.row_size());
+  const size_t row_bytes = row * static_cast<size_t>(bits_of(e.dtype)) / 8;
+  s.read = [from = file.data(e), dtype = e.dtype, row, row_bytes](int64_t first, int64_t count, float* out) {
+    convert_stored(from + static_cast<size_t>(first) * row_bytes, dtype, out, DType::f32,
+                   static_cast<size_t>(count) * row);
+  };
+  return s;
+}
+
+bool SafetensorsSet::same_values(const std::string& a, const std::string& b) const {
+  const SafetensorsFile &file_a = file_of(a), &file_b = file_of(b);
+  const SafetensorsEntry &x = file_a.entry(a), &y = file_b.entry(b);
+  if (x.shape != y.shape) return false;
+  const std::byte *p = file_a.data(x), *q = file_b.data(y);
+  if (x.dtype == y.dtype && std::equal(p, p + (x.end - x.begin), q)) return true;
+  size_t count = 1;
+  for (int64_t d : x.shape) count *= static_cast<size_t>(d);
+  constexpr size_t kPiece = size_t(1) << 16;
+  std::vector<double> u(std::min(count, kPiece)), v(u.size());
+  for (size_t i = 0; i < count; i += kPiece) {
+    const size_t n = std::min(kPiece, count - i);
+    const auto convert = [&](const std::byte* from, const std::string& dtype, std::vector<double>& to) {
+      return convert_stored(from + i * static_cast<size_t>(bits_of(dtype)) / 8, dtype, to.data(), DType::f64,
+                            n);
+    };
+    if (!convert(p, x.dtype, u) || !convert(q, y.dtype, v) ||
+        !std::equal(u.begin(), u.begin() + static_cast<std::ptrdiff_t>(n), v.begin()))
+      return false;
+  }
+  return true;
 }
 
 }  // namespace hysparse
