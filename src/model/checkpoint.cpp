@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include "base/error.h"
@@ -17,6 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr size_t kShardBytes = size_t(5) << 30;
 constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "tokenizer_config.json",
                                            "special_tokens_map.json", "chat_template.jinja"};
 
@@ -40,21 +40,18 @@ bool derived_buffer(const std::string& name) {
   return name.size() > suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
 }
 
+// MiMo's layers that predict the tokens after the next: no part of the model proper.
+bool mtp_tensor(const std::string& name) {
+  return name.rfind("model.mtp_layers.", 0) == 0;
+}
+
 Tensor host_tensor(DType dtype, const std::vector<int64_t>& shape) {
   return shape.size() == 1 ? Tensor(dtype, {shape[0]}) : Tensor(dtype, {shape[0], shape[1]});
 }
 
 // A tied head may be stored if it is the embedding.
 void check_tied_head(const fs::path& dir, const SafetensorsSet& files) {
-  const SafetensorsEntry &head = files.entry(kHead), &embedding = files.entry(kEmbedding);
-  bool same = head.shape == embedding.shape && head.shape.size() == 2;
-  if (same) {
-    const Tensor a = host_tensor(DType::f32, head.shape), b = host_tensor(DType::f32, head.shape);
-    files.read(kHead, a);
-    files.read(kEmbedding, b);
-    same = std::memcmp(a.view().data, b.view().data, a.view().bytes()) == 0;
-  }
-  if (!same)
+  if (!files.same_values(kHead, kEmbedding))
     throw input_error(
         (dir / "config.json").string(),
         fmt::format("tie_word_embeddings is true, but {} is there and differs from {}", kHead, kEmbedding),
@@ -63,7 +60,7 @@ void check_tied_head(const fs::path& dir, const SafetensorsSet& files) {
 
 void check_tensors(const fs::path& dir, const ModelConfig& config, const std::vector<WeightSpec>& specs,
                    const SafetensorsSet& files, const Log& sink) {
-  std::vector<std::string> missing, unexpected;
+  std::vector<std::string> missing, unexpected, mtp;
   std::set<std::string> known;
   for (const WeightSpec& spec : specs) {
     known.insert(spec.name);
@@ -73,9 +70,15 @@ void check_tensors(const fs::path& dir, const ModelConfig& config, const std::ve
     if (known.count(name) || (name == kHead && config.tie_word_embeddings)) continue;
     if (derived_buffer(name))
       log(sink, LogLevel::debug, fmt::format("{}: {} is ignored", dir.string(), name));
+    else if (mtp_tensor(name))
+      mtp.push_back(name);
     else
       unexpected.push_back(name);
   }
+  if (!mtp.empty())
+    log(sink, LogLevel::info,
+        fmt::format("{}: {} tensors of multi-token prediction are left out: {}", dir.string(), mtp.size(),
+                    some(mtp)));
   if (missing == std::vector<std::string>{kHead})
     throw input_error(dir.string(),
                       fmt::format("tensor {} is missing, and tie_word_embeddings is false", kHead),
@@ -114,16 +117,34 @@ void read_into(const SafetensorsSet& files, const std::string& name, const Tenso
 
 }  // namespace
 
+fs::path config_file(const fs::path& path) {
+  std::error_code unreadable;  // what is wrong with the path shows when the file is opened
+  if (fs::is_directory(path, unreadable)) return path / "config.json";
+  if (path.extension() == ".gguf")
+    throw expected_error(path.string(), "a model directory", "a GGUF file",
+                         fmt::format("make one of it: hysparse import --from {} --out DIR", path.string()));
+  return path;
+}
+
 ModelConfig load_model_config(const fs::path& path, const std::vector<std::string>& overrides,
                               const Log& log) {
-  std::error_code unreadable;  // what is wrong with the path shows when the file is opened
-  const fs::path file = fs::is_directory(path, unreadable) ? path / "config.json" : path;
+  const fs::path file = config_file(path);
   return parse_model_config(read_file(file), file.string(), overrides, log);
 }
 
 void check_model_dir(const fs::path& dir, const ModelConfig& config, const Log& sink) {
   const SafetensorsSet files(dir);
   check_tensors(dir, config, weight_specs(config, build_layer_plan(config)), files, sink);
+}
+
+std::vector<TensorSource> model_dir_tensors(const fs::path& dir, const SafetensorsSet& files,
+                                            const ModelConfig& config, const Log& sink) {
+  const std::vector<WeightSpec> specs = weight_specs(config, build_layer_plan(config));
+  for (const std::string& note : files.notes()) log(sink, LogLevel::warning, note);
+  check_tensors(dir, config, specs, files, sink);
+  std::vector<TensorSource> out;
+  for (const WeightSpec& spec : specs) out.push_back(files.source(spec.name));
+  return out;
 }
 
 void load_weights(const fs::path& dir, const ModelConfig& config, Weights& weights, const Log& sink) {
@@ -167,11 +188,23 @@ void save_model_dir(const fs::path& dir, const ModelConfig& config, Weights& wei
   }
   publish_directory(dir, [&](const fs::path& temp) {
     write_file_atomic(temp / "config.json", model_config_json(config));
-    write_safetensors_set(temp, tensors, size_t(5) << 30, {{"format", "pt"}});
-    if (tokenizer_dir.empty()) return;
-    for (const char* name : kTokenizerFiles)
-      if (fs::exists(tokenizer_dir / name)) write_file_atomic(temp / name, read_file(tokenizer_dir / name));
+    write_safetensors_set(temp, tensors, kShardBytes, {{"format", "pt"}});
+    if (!tokenizer_dir.empty()) copy_tokenizer_files(tokenizer_dir, temp);
   });
+}
+
+void save_model_dir(const fs::path& dir, const ModelConfig& config, const std::vector<TensorSource>& tensors,
+                    DType as, const std::function<void(const fs::path&)>& also) {
+  publish_directory(dir, [&](const fs::path& temp) {
+    write_file_atomic(temp / "config.json", model_config_json(config));
+    write_safetensors_set(temp, tensors, as, kShardBytes, {{"format", "pt"}});
+    also(temp);
+  });
+}
+
+void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
+  for (const char* name : kTokenizerFiles)
+    if (fs::exists(from / name)) write_file_atomic(to / name, read_file(from / name));
 }
 
 }  // namespace hysparse

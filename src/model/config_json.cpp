@@ -38,26 +38,37 @@ void lift(Json& object, const Json& nested, const char* key, const std::string& 
   object[key] = value;
 }
 
+// The plain embedding is called "default" under either spelling of the key; any other changes the angles.
+void demand_plain_rope(const Json& object, const std::string& place) {
+  for (const char* key : {"rope_type", "type"})
+    if (has_value(object, key) && object[key] != "default")
+      throw expected_error(fmt::format("{}.{}", place, key),
+                           "\"default\": no other type is known to this program", brief(object[key]),
+                           "it scales the rotary angles");
+}
+
 // Lifts a nested rope base to the top level; false where the file states none.
 bool resolve_rope(Json& object, const std::string& where) {
-  if (has_value(object, "rope_scaling"))
-    throw expected_error(where + ": rope_scaling",
-                         "null: scaled rotary embeddings are not known to this program",
-                         brief(object["rope_scaling"]));
+  if (has_value(object, "rope_scaling")) {
+    const Json scaling = object["rope_scaling"];
+    const std::string place = where + ": rope_scaling";
+    if (scaling.is_object()) demand_plain_rope(scaling, place);
+    const bool plain = scaling.is_object() && scaling.size() == 1 &&
+                       (scaling.contains("rope_type") || scaling.contains("type"));
+    if (!plain)
+      throw expected_error(place, "null: scaled rotary embeddings are not known to this program",
+                           brief(scaling));
+  }
   object.erase("rope_scaling");
   if (has_value(object, "rope_parameters")) {
     const Json nested = object["rope_parameters"];
     const std::string place = where + ": rope_parameters";
     if (!nested.is_object()) throw expected_error(place, "an object", brief(nested));
-    for (const auto& item : nested.items()) {
-      if (item.key() == "rope_type") {
-        if (item.value() != "default")
-          throw expected_error(place + ".rope_type", "\"default\": no other type is known to this program",
-                               brief(item.value()));
-      } else if (item.key() != "rope_theta" && item.key() != "partial_rotary_factor") {
+    demand_plain_rope(nested, place);
+    for (const auto& item : nested.items())
+      if (item.key() != "rope_type" && item.key() != "type" && item.key() != "rope_theta" &&
+          item.key() != "partial_rotary_factor")
         throw expected_error(place, "rope_type, rope_theta, partial_rotary_factor", quote_text(item.key()));
-      }
-    }
     lift(object, nested, "rope_theta", where);
     lift(object, nested, "partial_rotary_factor", where);
   }
@@ -70,7 +81,18 @@ bool resolve_rope(Json& object, const std::string& where) {
 // ---- Hugging Face configs of known families: every key is kept, demanded to have its plain value, or known
 // to change nothing; any other is an error.
 
-constexpr const char* kFamilies[] = {"llama", "qwen2", "qwen3"};
+struct Family {
+  const char* model_type;
+  const char* architecture;  // the class whose weights are a language model's
+  bool bias;                 // on q, k and v, whatever the keys say
+  bool qk_norm;
+};
+
+// MiMo is Qwen 2 with further layers that predict the tokens after the next; those layers are left out.
+constexpr Family kFamilies[] = {{"llama", "LlamaForCausalLM", false, false},
+                                {"qwen2", "Qwen2ForCausalLM", true, false},
+                                {"qwen3", "Qwen3ForCausalLM", false, true},
+                                {"mimo", "MiMoForCausalLM", true, false}};
 
 constexpr const char* kKept[] = {"num_hidden_layers",
                                  "hidden_size",
@@ -90,9 +112,24 @@ constexpr const char* kKept[] = {"num_hidden_layers",
                                  "pad_token_id",
                                  "layer_types"};
 
-constexpr const char* kWithoutEffect[] = {"architectures",        "torch_dtype",       "dtype",
-                                          "transformers_version", "use_cache",         "attention_dropout",
-                                          "_name_or_path",        "max_window_layers", "sliding_window"};
+constexpr const char* kWithoutEffect[] = {"torch_dtype",
+                                          "dtype",
+                                          "transformers_version",
+                                          "use_cache",
+                                          "attention_dropout",
+                                          "_name_or_path",
+                                          "max_window_layers",
+                                          "sliding_window",
+                                          "auto_map",
+                                          "tokenizer_class",
+                                          "_attn_implementation",
+                                          "attn_implementation",
+                                          "_attn_implementation_autoset",
+                                          "num_nextn_predict_layers",
+                                          "is_llama_config",
+                                          "transformers.js_config",
+                                          "unsloth_fixed",
+                                          "unsloth_version"};
 
 // A key that must have the one value that this program computes.
 struct Demand {
@@ -106,14 +143,43 @@ bool listed(const Names& names, const std::string& name) {
   return std::any_of(std::begin(names), std::end(names), [&](const char* n) { return name == n; });
 }
 
-Json from_hugging_face(const Json& theirs, const std::string& where) {
-  const auto& family = theirs["model_type"].get_ref<const std::string&>();
+// The family of a foreign config, by model_type or (where there is none) by its architecture; null for ours.
+const Family* family_of(const Json& object, const std::string& where) {
+  const bool typed = has_value(object, "model_type");
+  if (typed && object["model_type"] == "hysparse") return nullptr;
+  if (!typed && !has_value(object, "architectures")) return nullptr;
+  std::vector<std::string> names, architectures;
+  for (const Family& f : kFamilies) {
+    names.emplace_back(f.model_type);
+    architectures.emplace_back(f.architecture);
+  }
+  const Json stated = has_value(object, "architectures") ? object["architectures"] : Json::array();
+  const auto states = [&](const Family& f) {
+    return stated.is_array() && std::find(stated.begin(), stated.end(), f.architecture) != stated.end();
+  };
+  for (const Family& f : kFamilies) {
+    if (typed ? object["model_type"] != f.model_type : !states(f)) continue;
+    if (stated != Json::array() && !states(f))
+      throw expected_error(where + ": architectures", quote_text(f.architecture), brief(stated),
+                           "a class of another name may compute something else");
+    return &f;
+  }
+  if (typed)
+    throw expected_error(where + ": model_type", fmt::format("hysparse, {}", fmt::join(names, ", ")),
+                         brief(object["model_type"]));
+  throw expected_error(where + ": architectures", fmt::format("one of {}", fmt::join(architectures, ", ")),
+                       brief(stated));
+}
+
+Json from_hugging_face(const Json& theirs, const Family& family, const std::string& where) {
   const std::vector<Demand> demands = {
       {"hidden_act", "silu", "the MLP is SwiGLU"},
       {"mlp_bias", false, "the MLP has no bias"},
       {"pretraining_tp", 1, "projections are not sliced"},
       {"use_sliding_window", false, "such a window has no sinks"},
       {"attention_bias", false, "there it also means a bias on o_proj"},
+      {"rope_interleaved", false, "dims are rotated in halves"},
+      {"quantization_config", nullptr, "only plain weights are read"},
   };
   Json ours = {{"model_type", "hysparse"}, {"attention", "full"}};
   for (const auto& item : theirs.items()) {
@@ -121,23 +187,24 @@ Json from_hugging_face(const Json& theirs, const std::string& where) {
     const Json& value = item.value();
     const auto demand =
         std::find_if(demands.begin(), demands.end(), [&](const Demand& d) { return key == d.key; });
-    if (key == "model_type" || listed(kWithoutEffect, key)) continue;
+    if (key == "model_type" || key == "architectures" || listed(kWithoutEffect, key)) continue;
     if (demand != demands.end()) {
-      const bool implied = family == "qwen2" && key == "attention_bias" && value == true;
+      const bool implied = family.bias && key == "attention_bias" && value == true;
       if (!value.is_null() && value != demand->value && !implied)
         throw expected_error(fmt::format("{}: {}", where, key),
-                             fmt::format("{} in a {} model", demand->value.dump(), family), brief(value),
-                             demand->why);
+                             fmt::format("{} in a {} model", demand->value.dump(), family.model_type),
+                             brief(value), demand->why);
     } else if (listed(kKept, key)) {
       ours[key] = value;
     } else if (key != "rope_parameters" && key != "rope_scaling") {
-      throw input_error(where,
-                        fmt::format("unknown key {} in a config of model_type {}", quote_text(key), family),
-                        "it may change what the model computes, so it is not ignored");
+      throw input_error(
+          where,
+          fmt::format("unknown key {} in a config of model_type {}", quote_text(key), family.model_type),
+          "it may change what the model computes, so it is not ignored");
     }
   }
-  if (family == "qwen2") ours["attention_bias"] = true;  // always there on q, k and v, without a key
-  if (family == "qwen3") ours["qk_norm"] = true;
+  if (family.bias) ours["attention_bias"] = true;
+  if (family.qk_norm) ours["qk_norm"] = true;
   if (ours.value("pad_token_id", Json()) == -1) ours.erase("pad_token_id");  // their "none"
   return ours;
 }
@@ -195,12 +262,8 @@ ModelConfig parse_model_config(const std::string& json_text, const std::string& 
                                const std::vector<std::string>& overrides, const Log& sink) {
   Json object = parse_json(json_text, where);
   if (!object.is_object()) throw expected_error(where, "a JSON object", brief(object));
-  if (has_value(object, "model_type") && object["model_type"] != "hysparse") {
-    const Json& type = object["model_type"];
-    if (!type.is_string() || !listed(kFamilies, type.get<std::string>()))
-      throw expected_error(where + ": model_type", fmt::format("hysparse, {}", fmt::join(kFamilies, ", ")),
-                           brief(type));
-    Json ours = from_hugging_face(object, where);
+  if (const Family* family = family_of(object, where)) {
+    Json ours = from_hugging_face(object, *family, where);
     for (const char* key : {"rope_parameters", "rope_scaling"})
       if (object.contains(key)) ours[key] = object[key];
     object = std::move(ours);

@@ -8,6 +8,7 @@
 #include "io/files.h"
 #include "io/json_fields.h"
 #include "io/json_value.h"
+#include "model/checkpoint.h"
 #include "model/config_fields.h"
 
 namespace hysparse {
@@ -123,9 +124,7 @@ void validate_run_config(const RunConfig& config, const std::string& where) {
 
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& sets,
                           const Log& log) {
-  std::error_code unreadable;  // what is wrong with the path shows when the file is opened
-  const std::filesystem::path file =
-      std::filesystem::is_directory(path, unreadable) ? path / "config.json" : path;
+  const std::filesystem::path file = config_file(path);
   return parse_run_config(read_file(file), file.string(), sets, log);
 }
 

@@ -283,10 +283,10 @@ TEST(Config, Experts) {
 }
 
 std::string hugging_face(const std::string& type, const std::string& more = "") {
-  return R"({"architectures": ["X"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+  return R"({"attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
             "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
             "max_position_embeddings": 2048, "num_attention_heads": 4, "num_hidden_layers": 3,
-            "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_scaling": null,
+            "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
             "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers_version": "4.51.0",
             "use_cache": true, "vocab_size": 97, "model_type": ")" +
          type + "\"" + (more.empty() ? "" : ", " + more) + "}";
@@ -311,13 +311,17 @@ TEST(Config, HuggingFaceFamilies) {
   EXPECT_TRUE(qwen3.qk_norm);
   EXPECT_EQ(qwen3.d(), 32);
   EXPECT_EQ(qwen3.rope_theta, 1e6);
+  const ModelConfig mimo = parse(hugging_face("mimo", R"("rope_theta": 640000, "attention_bias": true,
+                                                       "num_nextn_predict_layers": 1, "auto_map": {"AutoConfig": "x"})"));
+  EXPECT_TRUE(mimo.attention_bias);
+  EXPECT_EQ(mimo.kind(), AttentionKind::full);
   // From there on it is one of ours.
   EXPECT_EQ(parse(hugging_face("llama"), {"attention=hysparse"}).kind(), AttentionKind::hysparse);
   EXPECT_EQ(parse(model_config_json(qwen3)).qk_norm, true);
 }
 
 TEST(Config, HuggingFaceKeysThatChangeTheModelAreRefused) {
-  EXPECT_HAS(refusal(hugging_face("gpt2")), "model_type: expected hysparse, llama, qwen2, qwen3");
+  EXPECT_HAS(refusal(hugging_face("gpt2")), "model_type: expected hysparse, llama, qwen2, qwen3, mimo");
   EXPECT_HAS(refusal(hugging_face("llama", R"("attention_multiplier": 2)")), "attention_multiplier");
   EXPECT_HAS(refusal(hugging_face("llama", R"("mlp_bias": true)")), "mlp_bias");
   EXPECT_HAS(refusal(hugging_face("llama", R"("attention_bias": true)")), "o_proj");
@@ -328,6 +332,26 @@ TEST(Config, HuggingFaceKeysThatChangeTheModelAreRefused) {
              "layer 1");
   EXPECT_HAS(refusal(hugging_face("llama", R"("rope_parameters": {"rope_type": "llama3", "factor": 8})")),
              "rope_type");
+  EXPECT_HAS(refusal(hugging_face("llama", R"("rope_scaling": {"rope_type": "llama3", "factor": 8})")),
+             "rope_scaling.rope_type: expected \"default\"");
+  EXPECT_HAS(refusal(hugging_face("llama", R"("rope_scaling": {"type": "linear", "factor": 2})")),
+             "rope_scaling.type");
+  EXPECT_HAS(refusal(hugging_face("llama", R"("rope_scaling": {"factor": 2})")), "rope_scaling");
+  EXPECT_HAS(refusal(hugging_face("llama", R"("rope_interleaved": true)")), "halves");
+  EXPECT_HAS(refusal(hugging_face("qwen2", R"("quantization_config": {"quant_method": "awq"})")),
+             "quantization_config: expected null");
+}
+
+TEST(Config, TheArchitectureOfAHuggingFaceModelCounts) {
+  const std::string untyped = R"({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2,
+    "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 97})";
+  EXPECT_TRUE(parse(untyped).qk_norm);
+  EXPECT_HAS(refusal(hugging_face("llama", R"("architectures": ["LlamaForSequenceClassification"])")),
+             "architectures: expected \"LlamaForCausalLM\"");
+  EXPECT_HAS(refusal(R"({"architectures": ["GPT2LMHeadModel"], "n_layer": 2})"),
+             "architectures: expected one of");
+  EXPECT_EQ(parse(hugging_face("llama", R"("architectures": ["LlamaForCausalLM"])")).kind(),
+            AttentionKind::full);
 }
 
 }  // namespace
