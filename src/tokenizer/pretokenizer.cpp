@@ -13,15 +13,7 @@ namespace {
 // Expressions for which a line end right before a letter always ends a piece, whatever stands around it:
 // white space up to a last line end is one match of \s*[\r\n]+ with or without what follows; no alternative
 // lets a line end and a letter share a match; none looks back.
-constexpr std::array kCutBetweenLines = {
-    kOwnPattern,
-    // Llama 3
-    std::string_view(
-        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"),
-    // Qwen 2
-    std::string_view(
-        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"),
-};
+constexpr std::array kCutBetweenLines = {kOwnPattern, kLlama3Pattern, kQwen2Pattern, kQwen35Pattern};
 
 bool is_letter(uint32_t c) {
   if (c < 0x80) return (c | 0x20) >= 'a' && (c | 0x20) <= 'z';

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "io/json_value.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/pretokenizer.h"
 
@@ -30,8 +31,11 @@ struct TokenizerSpec {
   bool ignore_merges = false;
   bool fuse_unk = false;
   int32_t unk_id = -1;
+  bool adds_bos = false;  // the post-processor puts a token before every text
 };
 
+// The document of a tokenizer.json; `where` names it in errors.
+TokenizerSpec parse_tokenizer_json(const Json& json, const std::string& where);
 TokenizerSpec read_tokenizer_json(const std::filesystem::path& file);
 TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& where);
 
