@@ -13,6 +13,7 @@ namespace hysparse {
   X(tokenizer) X(data)                                    \
   X(init) X(train) X(demo)                                \
   X(generate) X(perplexity) X(logits)                     \
+  X(import) X(export)                                     \
   X(plan) X(inspect) X(bench) X(completion)
 // clang-format on
 
