@@ -76,7 +76,7 @@ class ForeignCli : public testing::Test {
 TEST_F(ForeignCli, AHuggingFaceDirectoryWorksInEveryCommand) {
   put("ids.json", "[5, 9, 11, 60]");
   for (const char* family : {"llama", "llama-tied", "qwen2", "qwen3", "mimo"}) {
-    const std::string dir = (fs::path(HYSPARSE_TEST_DATA) / "foreign" / family).string();
+    const std::string dir = (fs::path(HYSPARSE_SOURCE_DIR) / "tests/data/foreign" / family).string();
     run("logits --model " + dir + " --tokens " + path("ids.json") + " --out " + path("logits.safetensors"));
     const std::string said =
         run("generate --model " + dir +

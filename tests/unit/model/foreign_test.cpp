@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kFolder = fs::path(HYSPARSE_TEST_DATA) / "foreign";
+const fs::path kFolder = fs::path(HYSPARSE_SOURCE_DIR) / "tests/data/foreign";
 
 struct Recorded {
   explicit Recorded(const std::string& family) : file(kFolder / "expected" / (family + ".safetensors")) {

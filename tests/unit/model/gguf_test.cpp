@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kFolder = fs::path(HYSPARSE_TEST_DATA) / "foreign";
+const fs::path kFolder = fs::path(HYSPARSE_SOURCE_DIR) / "tests/data/foreign";
 
 std::vector<float> all_rows(const TensorSource& s) {
   std::vector<float> out(static_cast<size_t>(s.rows() * s.row_size()));
