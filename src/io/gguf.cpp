@@ -87,22 +87,29 @@ std::string GgufValue::describe() const {
   return "a " + name;
 }
 
-GgufFile::GgufFile(const std::filesystem::path& path) : path_(path), file_(path) {
-  Header h = parse_header(file_.bytes(), path.string());
-  data_ = file_.bytes().data() + h.data_begin;
+GgufFile::GgufFile(const std::filesystem::path& path) : path_(path), file_(std::in_place, path) {
+  open(file_->bytes());
+}
+
+GgufFile::GgufFile(std::span<const std::byte> bytes, const std::filesystem::path& name) : path_(name) {
+  open(bytes);
+}
+
+void GgufFile::open(std::span<const std::byte> bytes) {
+  Header h = parse_header(bytes, path_.string());
+  data_ = bytes.data() + h.data_begin;
   metadata_ = std::move(h.metadata);
   tensors_ = std::move(h.tensors);
   for (size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
 }
 
-const GgufValue* GgufFile::scalar(std::string_view key) const {
+const GgufValue* GgufFile::value(std::string_view key) const {
   const auto found = metadata_.find(key);
-  if (found == metadata_.end()) return nullptr;
-  return &found->second;
+  return found == metadata_.end() ? nullptr : &found->second;
 }
 
 std::optional<int64_t> GgufFile::integer(std::string_view key) const {
-  const GgufValue* v = scalar(key);
+  const GgufValue* v = value(key);
   if (!v) return {};
   const std::optional<int64_t> n = v->type == GgufType::array ? std::nullopt : v->integer();
   if (!n) throw expected_error(fmt::format("{}: {}", path_.string(), key), "a whole number", v->describe());
@@ -110,7 +117,7 @@ std::optional<int64_t> GgufFile::integer(std::string_view key) const {
 }
 
 std::optional<double> GgufFile::real(std::string_view key) const {
-  const GgufValue* v = scalar(key);
+  const GgufValue* v = value(key);
   if (!v) return {};
   const std::optional<double> x = v->type == GgufType::array ? std::nullopt : v->real();
   if (!x || !std::isfinite(*x))
@@ -119,7 +126,7 @@ std::optional<double> GgufFile::real(std::string_view key) const {
 }
 
 std::optional<bool> GgufFile::boolean(std::string_view key) const {
-  const GgufValue* v = scalar(key);
+  const GgufValue* v = value(key);
   if (!v) return {};
   if (v->type != GgufType::boolean)
     throw expected_error(fmt::format("{}: {}", path_.string(), key), "true or false", v->describe());
@@ -127,7 +134,7 @@ std::optional<bool> GgufFile::boolean(std::string_view key) const {
 }
 
 std::optional<std::string> GgufFile::text(std::string_view key) const {
-  const GgufValue* v = scalar(key);
+  const GgufValue* v = value(key);
   if (!v) return {};
   if (v->type != GgufType::text)
     throw expected_error(fmt::format("{}: {}", path_.string(), key), "a text", v->describe());
@@ -135,7 +142,7 @@ std::optional<std::string> GgufFile::text(std::string_view key) const {
 }
 
 const GgufValue* GgufFile::array(std::string_view key) const {
-  const GgufValue* v = scalar(key);
+  const GgufValue* v = value(key);
   if (v && v->type != GgufType::array)
     throw expected_error(fmt::format("{}: {}", path_.string(), key), "an array", v->describe());
   return v;

@@ -47,6 +47,8 @@ struct GgufValue {
 class GgufFile {
  public:
   explicit GgufFile(const std::filesystem::path& path);
+  // Of bytes in memory, which must outlive it; `name` stands for the path.
+  GgufFile(std::span<const std::byte> bytes, const std::filesystem::path& name);
   const std::filesystem::path& path() const { return path_; }
   const std::map<std::string, GgufValue, std::less<>>& metadata() const { return metadata_; }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }  // in the file's order
@@ -63,10 +65,11 @@ class GgufFile {
   TensorSource source(const GgufTensor& tensor) const;
 
  private:
-  const GgufValue* scalar(std::string_view key) const;
+  void open(std::span<const std::byte> bytes);
+  const GgufValue* value(std::string_view key) const;
 
   std::filesystem::path path_;
-  MappedFile file_;
+  std::optional<MappedFile> file_;
   std::map<std::string, GgufValue, std::less<>> metadata_;
   std::vector<GgufTensor> tensors_;
   std::map<std::string_view, size_t> by_name_;

@@ -182,6 +182,7 @@ class GgufReader {
     for (const char* key : {"bos", "eos", "eot", "eom"})
       if (const auto n = id(fmt::format("tokenizer.ggml.{}_token_id", key).c_str()))
         always_special_.push_back(*n);
+    kept_.assign(tokens_->count, false);
     std::unordered_map<std::string_view, size_t> seen;
     for (size_t i = 0; i < tokens_->count; ++i) {
       const std::optional<int64_t> stated = types ? types->integer(i) : std::optional<int64_t>(kNormal);
@@ -198,6 +199,7 @@ class GgufReader {
       if (const auto [it, fresh] = seen.emplace(text, i); !fresh)
         throw input_error(at(kTokensKey),
                           fmt::format("{} is both token {} and token {}", quote_text(text), it->second, i));
+      kept_[i] = true;
       members().emplace_back(std::string(text), static_cast<int64_t>(i));
       if (special || *stated == kUserDefined)
         added_.push_back({{"id", i},
@@ -250,7 +252,7 @@ class GgufReader {
   bool adds_bos(const PreName& pre) const { return file_.boolean(kAddBosKey).value_or(pre.add_bos); }
   Json post_processor(const PreName& pre) const {
     const auto bos = id("tokenizer.ggml.bos_token_id");
-    if (!bos || !adds_bos(pre)) return byte_level(true);
+    if (!bos || !kept_[*bos] || !adds_bos(pre)) return byte_level(true);
     const std::string text = token(*bos);
     const auto sequence = [](const char* which) {
       return Json({{"Sequence", {{"id", which}, {"type_id", 0}}}});
@@ -268,8 +270,7 @@ class GgufReader {
     const std::pair<const char*, const char*> roles[] = {
         {"bos", "bos"}, {"eos", "eos"}, {"pad", "padding"}, {"unk", "unknown"}};
     for (const auto& [ours, theirs] : roles)
-      if (const auto n = id(fmt::format("tokenizer.ggml.{}_token_id", theirs).c_str());
-          n && !token(*n).empty())
+      if (const auto n = id(fmt::format("tokenizer.ggml.{}_token_id", theirs).c_str()); n && kept_[*n])
         out[fmt::format("{}_token", ours)] = token(*n);
     out["add_bos_token"] = adds_bos(pre);
     return dump_json(out);
@@ -278,6 +279,7 @@ class GgufReader {
   const GgufFile& file_;
   const std::string where_;
   const GgufValue* tokens_ = nullptr;
+  std::vector<bool> kept_;  // tokens that are not unused
   std::vector<size_t> always_special_;
   Json vocab_ = Json::object(), added_ = Json::array();
 };

@@ -1,17 +1,79 @@
-// The reader of GGUF files: metadata, tensors and their numbers.
+// The reader of GGUF files: metadata, tensors and their numbers, and the model and tokenizer made of them.
 #include <algorithm>
 #include <cstring>
 #include <memory>
 
 #include "../unit/io/gguf_bytes.h"
 #include "io/gguf_detail.h"
+#include "model/gguf_model.h"
 #include "target.h"
+#include "tokenizer/tokenizer_gguf.h"
 
 namespace hysparse::fuzz {
 namespace {
 
 using namespace gguf_detail;
 using namespace gguf_bytes;
+
+// A llama of one layer and a tokenizer of six tokens.
+std::string model(const std::string& arch, const std::string& pre) {
+  using T = GgufType;
+  std::string keys, tensors;
+  uint64_t key_count = 0, tensor_count = 0, at = 0;
+  const auto add_text = [&](const std::string& k, const std::string& v) {
+    keys += key(k, T::text) + text(v);
+    ++key_count;
+  };
+  const auto number = [&](const std::string& k, uint32_t v) {
+    keys += key(k, T::u32) + le(v);
+    ++key_count;
+  };
+  const auto texts = [&](const std::string& k, const std::vector<std::string>& values) {
+    keys += array(k, T::text, values.size());
+    for (const std::string& v : values) keys += text(v);
+    ++key_count;
+  };
+  add_text("general.architecture", arch);
+  for (const auto& [k, v] : {std::pair("block_count", 1u),
+                             {"context_length", 16u},
+                             {"embedding_length", 8u},
+                             {"feed_forward_length", 8u},
+                             {"attention.head_count", 1u}})
+    number(arch + "." + k, v);
+  keys += key(arch + ".attention.layer_norm_rms_epsilon", T::f32) + le(1e-5f);
+  ++key_count;
+  add_text("tokenizer.ggml.model", "gpt2");
+  add_text("tokenizer.ggml.pre", pre);
+  texts("tokenizer.ggml.tokens", {"a", "b", "ab", "<e>", "<u>", "[PAD5]"});
+  texts("tokenizer.ggml.merges", {"a b"});
+  keys += array("tokenizer.ggml.token_type", T::i32, 6);
+  for (const int32_t t : {1, 1, 1, 3, 4, 5}) keys += le(t);
+  ++key_count;
+  number("tokenizer.ggml.eos_token_id", 3);
+  const auto tensor_of = [&](const std::string& name, const std::vector<uint64_t>& dims) {
+    tensors += tensor(name, dims, 0, at);
+    uint64_t bytes = 4;
+    for (const uint64_t d : dims) bytes *= d;
+    at += (bytes + 31) / 32 * 32;
+    ++tensor_count;
+  };
+  tensor_of("token_embd.weight", {8, 6});
+  tensor_of("output_norm.weight", {8});
+  for (const char* name : {"attn_norm", "ffn_norm"}) tensor_of(std::string("blk.0.") + name + ".weight", {8});
+  for (const char* name : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+    tensor_of(std::string("blk.0.") + name + ".weight", {8, 8});
+  return file(tensor_count, key_count, keys + tensors, at);
+}
+
+template <class Read>
+void refused_or_read(Read&& read) {
+  try {
+    read();
+  } catch (const Error& e) {
+    require(e.kind() == ErrorKind::input, "a bad file is the input's fault");
+    require(std::strlen(e.what()) < 4000, "messages are short");
+  }
+}
 
 }  // namespace
 
@@ -54,6 +116,14 @@ bool run_input(std::string_view input) {
     std::vector<float> values(static_cast<size_t>(count));
     decode(t.dtype, copy.get() + header.data_begin + t.begin, values.data(), values.size());
   }
+  const GgufFile file(std::span<const std::byte>(copy.get(), input.size()), "fuzz");
+  refused_or_read([&] {
+    for (const TensorSource& t : gguf_tensors(file, gguf_config(file))) {
+      std::vector<float> row(static_cast<size_t>(t.row_size()));
+      for (int64_t i = 0; i < t.rows(); ++i) t.read(i, 1, row.data());
+    }
+  });
+  refused_or_read([&] { tokenizer_from_gguf(file); });
   return true;
 }
 
@@ -63,7 +133,11 @@ std::vector<std::string> seeds() {
                               key("c", T::f32) + le(1.5f) + key("d", T::boolean) + le(uint8_t(1));
   const std::string arrays = array("e", T::text, 2) + text("x") + text("") + array("f", T::u16, 3) +
                              le(uint16_t(1)) + le(uint16_t(2)) + le(uint16_t(3));
-  return {file(0, 0, "", 0), file(0, 4, numbers, 0), file(1, 2, arrays + tensor("t", {4, 2}, 0, 0), 32),
+  return {model("llama", "gpt-2"),
+          model("qwen2", "qwen2"),
+          file(0, 0, "", 0),
+          file(0, 4, numbers, 0),
+          file(1, 2, arrays + tensor("t", {4, 2}, 0, 0), 32),
           file(2, 1,
                key("general.architecture", T::text) + text("llama") + tensor("q", {32, 2}, 8, 0) +
                    tensor("p", {64}, 2, 96),

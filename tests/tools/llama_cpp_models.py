@@ -34,8 +34,8 @@ def run(*command):
 class Llama:
     """With an f32 KV cache, so that the weights' precision is the only one."""
 
-    def __init__(self, path):
-        self.model = llama_cpp.Llama(str(path), n_ctx=512, logits_all=True, verbose=False, n_threads=1, n_threads_batch=1,
+    def __init__(self, path, context=128):
+        self.model = llama_cpp.Llama(str(path), n_ctx=context, logits_all=True, verbose=False, n_threads=1, n_threads_batch=1,
                                      type_k=0, type_v=0, flash_attn=False)
 
     def tokens(self, text):
@@ -99,13 +99,22 @@ def check_import(program, gguf, count):
     return failed
 
 
+TEXT = "It is 12345 o'clock, isn't it?\n\n  They'LL see: \u00e9t\u00e9, \u4f60\u597d!\r\n\t<x> {y} -- 3.14\n"
+
+
 def check_export(program, model, ids):
     failed = False
     with tempfile.TemporaryDirectory() as temp:
         temp = pathlib.Path(temp)
-        for dtype, tolerance in (("f32", 2e-5), ("bf16", 2e-2), ("f16", 3e-3), ("q8_0", 5e-2)):
+        # Beyond f32 llama.cpp rounds activations to the dtype of the weights too.
+        for dtype, tolerance in (("f32", 2e-5), ("bf16", 3e-2), ("f16", 5e-3), ("q8_0", 0.2)):
             run(program, "export", "--model", model, "--out", temp / "m.gguf", "--dtype", dtype)
-            ours, theirs = our_logits(program, model, ids, temp), Llama(temp / "m.gguf").logits(ids)
+            llama = Llama(temp / "m.gguf")
+            if dtype == "f32" and (model / "tokenizer.json").exists():
+                encoded = json.loads(run(program, "tokenizer", "encode", "--tokenizer", model, "--text", TEXT))
+                failed |= encoded != llama.tokens(TEXT)
+                print(f"{model}: {len(encoded)} ids of a text {'equal' if encoded == llama.tokens(TEXT) else 'DIFFER'}")
+            ours, theirs = our_logits(program, model, ids, temp), llama.logits(ids)
             error = np.abs(ours - theirs).max() / np.abs(ours).max()
             failed |= not error <= tolerance
             print(f"{model} as {dtype}: {difference(theirs, ours)}{'' if error <= tolerance else ' TOO LARGE'}")
