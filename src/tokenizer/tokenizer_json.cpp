@@ -306,4 +306,33 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& file) {
   return parse_tokenizer_json(read_file(file), file.string());
 }
 
+int32_t find_eos(const std::filesystem::path& dir, const TokenizerSpec& spec) {
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    if (!std::filesystem::exists(dir / name)) continue;
+    const Json file = read_json_file(dir / name);
+    const std::string where = (dir / name).string() + ": eos_token";
+    const Json* eos = &find_key(file, "eos_token");
+    if (eos->is_object()) eos = &find_key(*eos, "content");
+    if (eos->is_null()) continue;
+    if (!eos->is_string()) throw expected_error(where, "a text or an object with \"content\"", eos->dump());
+    const std::string& content = eos->get_ref<const std::string&>();
+    for (const AddedToken& t : spec.added)
+      if (t.content == content) return t.id;
+    for (const auto& [token, id] : spec.vocab)
+      if (token == content) return id;
+    throw input_error(where, quote_text(content) + " is not a token of tokenizer.json");
+  }
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    if (!std::filesystem::exists(dir / name)) continue;
+    const Json file = read_json_file(dir / name);
+    const Json* eos = &find_key(file, "eos_token_id");
+    if (eos->is_array() && !eos->empty()) eos = &eos->front();
+    if (eos->is_null()) continue;
+    if (!eos->is_number_integer() || eos->get<int64_t>() < 0 || eos->get<int64_t>() >= kMaxId)
+      throw expected_error((dir / name).string() + ": eos_token_id", "a token id", eos->dump());
+    return eos->get<int32_t>();
+  }
+  return -1;
+}
+
 }  // namespace hysparse
