@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "commands.h"
+#include "base/error.h"
 #include "common.h"
 #include "io/files.h"
 #include "io/gguf.h"
@@ -50,7 +51,8 @@ void save(const Flags& flags, const ModelConfig& config, const std::vector<Tenso
     } else {
       own_tokenizer(temp);
     }
-    stop_if_interrupted();
+    if (interrupt_flag().load())
+      throw Error(ErrorKind::interrupted, "interrupted; " + flags.out + " is as it was before");
   });
   int64_t parameters = 0;
   for (const TensorSource& t : tensors) parameters += t.rows() * t.row_size();

@@ -303,7 +303,8 @@ TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& whe
 }
 
 TokenizerSpec read_tokenizer_json(const std::filesystem::path& file) {
-  return parse_tokenizer_json(read_file(file), file.string());
+  const std::string text = read_file(file);
+  return parse_tokenizer_json(std::string_view(text), file.string());
 }
 
 int32_t find_eos(const std::filesystem::path& dir, const TokenizerSpec& spec) {
