@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "commands.h"
 #include "base/error.h"
+#include "commands.h"
 #include "common.h"
 #include "io/files.h"
 #include "io/gguf.h"
