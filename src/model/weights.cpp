@@ -147,24 +147,42 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
                       "plan and inspect take such a config; training and inference need n_routed_experts 0");
   const DType acc = options.compute == DType::f64 ? DType::f64 : DType::f32;
   layers.resize(plan.size());
-  auto allocate = [&](DType dtype, const std::vector<int64_t>& shape) {
-    storage_.push_back(shape.size() == 1 ? Tensor(dtype, {shape[0]}, memory)
-                                         : Tensor(dtype, {shape[0], shape[1]}, memory));
-    return shaped(storage_.back().view(), shape);
+  const Catalogue catalogue(config, plan);
+  const auto for_buffers = [&](const Item& item, const auto& fn) {
+    const DType value = item.spec.always_f32 ? acc : options.compute;
+    fn(value, &Weight::value);
+    if (options.training && value != acc) fn(acc, &Weight::master);
+    if (options.training) fn(acc, &Weight::grad);
   };
-  for (const Item& item : Catalogue(config, plan).items) {
+  // All in one piece of memory, which the system can keep on huge pages.
+  const auto bytes_of = [](const Item& item, DType dtype) {
+    size_t bytes = size_of(dtype);
+    for (const int64_t d : item.spec.shape)
+      HYSPARSE_CHECK(!__builtin_mul_overflow(bytes, static_cast<size_t>(d), &bytes), "{} is too large",
+                     item.spec.name);
+    return (bytes + 63) / 64 * 64;
+  };
+  size_t total = 0, at = 0;
+  for (const Item& item : catalogue.items)
+    for_buffers(item, [&](DType dtype, auto) {
+      HYSPARSE_CHECK(!__builtin_add_overflow(total, bytes_of(item, dtype), &total) && total >> 62 == 0,
+                     "the model is too large");
+    });
+  storage_ = Tensor(DType::u8, {static_cast<int64_t>(total)}, memory);
+  auto allocate = [&](const Item& item, DType dtype) {
+    const TensorView flat(static_cast<std::byte*>(storage_.view().data) + at, dtype, {0});
+    at += bytes_of(item, dtype);
+    return shaped(flat, item.spec.shape);
+  };
+  for (const Item& item : catalogue.items) {
     Weight& w = item.slot                                       ? layers[size_t(item.layer)].*item.slot
                 : item.spec.name == "model.embed_tokens.weight" ? embed_tokens
                 : item.spec.name == "model.norm.weight"         ? norm
                                                                 : lm_head_own;
     w.name = item.spec.name;
     w.decay = item.spec.decay;
-    w.value = allocate(item.spec.always_f32 ? acc : options.compute, item.spec.shape);
-    if (w.value.dtype == acc)
-      w.master = w.value;
-    else if (options.training)
-      w.master = allocate(acc, item.spec.shape);
-    if (options.training) w.grad = allocate(acc, item.spec.shape);
+    for_buffers(item, [&](DType dtype, TensorView Weight::*buffer) { w.*buffer = allocate(item, dtype); });
+    if (w.value.dtype == acc) w.master = w.value;
     all_.push_back(&w);
     by_name_[w.name] = &w;
   }

@@ -68,7 +68,7 @@ class Weights {
  private:
   WeightOptions options_;
   Memory* memory_;
-  std::vector<Tensor> storage_;
+  Tensor storage_;
   std::vector<Weight*> all_;
   std::unordered_map<std::string, Weight*> by_name_;
 };

@@ -30,7 +30,9 @@ namespace {
 
 constexpr int kRows = 12;  // register tile: 12 x 2 vectors
 constexpr int kCols = 32;
-constexpr int kDotRows = 3;
+constexpr int kDotRows = 3, kDotColumns = 2;  // of x and of w that meet in one dot product kernel
+constexpr int kChains =
+    4;  // sums of a product: vector i of k goes to chain i % kChains, whatever m and n are
 static_assert(kBlockRows % kRows == 0 && kBlockCols % kCols == 0);
 
 HYSPARSE_BF16_INLINE __m512bh as_pairs(__m512i v) {
@@ -208,44 +210,61 @@ HYSPARSE_BF16_INLINE __m512i load32(const uint16_t* p, __mmask32 mask) {
   return _mm512_maskz_loadu_epi16(mask, p);
 }
 
-// One step along k of kN (a multiple of 4, or 1) rows of w, each a stream from memory, against kM rows of x.
-// `mask` (none: all) are the lanes that exist.
+// Chain `chain` takes the 32 elements of k at hand of kN rows of w and kM rows of x. `mask` (none: all) are
+// the lanes that exist.
 template <int kN, int kM, class... Mask>
 HYSPARSE_BF16_INLINE void dot_step(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride,
-                                   __m512 (&acc)[kM][kN], Mask... mask) {
-  const __m512i x0 = load32(x, mask...);
-  const __m512i x1 = load32(x + (kM > 1 ? x_stride : 0), mask...);
-  const __m512i x2 = load32(x + (kM > 2 ? 2 * x_stride : 0), mask...);
+                                   __m512 (&acc)[kM][kN][kChains], int chain, Mask... mask) {
+  __m512i xs[kM];
+  HYSPARSE_UNROLL
+  for (int j = 0; j < kM; ++j) xs[j] = load32(x + j * x_stride, mask...);
   HYSPARSE_UNROLL
   for (int i = 0; i < kN; ++i) {
     const __m512i wv = load32(w + i * w_stride, mask...);
-    acc[0][i] = multiply_add(acc[0][i], wv, x0);
-    if constexpr (kM > 1) acc[1][i] = multiply_add(acc[1][i], wv, x1);
-    if constexpr (kM > 2) acc[2][i] = multiply_add(acc[2][i], wv, x2);
+    HYSPARSE_UNROLL
+    for (int j = 0; j < kM; ++j) acc[j][i][chain] = multiply_add(acc[j][i][chain], wv, xs[j]);
   }
 }
+// kN rows of w, read from their beginning to their end one or two at a time as memory delivers best, against
+// kM rows of x.
 template <int kN, int kM>
 HYSPARSE_BF16_TARGET void dot_store(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride,
                                     int64_t k, const Output& y, int64_t r, int64_t c) {
-  __m512 acc[kM][kN];
+  constexpr int64_t kStep = 32 * kChains;
+  __m512 acc[kM][kN][kChains];
   HYSPARSE_UNROLL
   for (int j = 0; j < kM; ++j) {
     HYSPARSE_UNROLL
-    for (int i = 0; i < kN; ++i) acc[j][i] = _mm512_setzero_ps();
+    for (int i = 0; i < kN; ++i) {
+      HYSPARSE_UNROLL
+      for (int u = 0; u < kChains; ++u) acc[j][i][u] = _mm512_setzero_ps();
+    }
   }
   int64_t p = 0;
-  for (; p + 32 <= k; p += 32) dot_step<kN, kM>(w + p, w_stride, x + p, x_stride, acc);
-  if (p < k) dot_step<kN, kM>(w + p, w_stride, x + p, x_stride, acc, (__mmask32(1) << (k - p)) - 1);
+  for (; p + kStep <= k; p += kStep) {
+    HYSPARSE_UNROLL
+    for (int u = 0; u < kChains; ++u)
+      dot_step<kN, kM>(w + p + 32 * u, w_stride, x + p + 32 * u, x_stride, acc, u);
+  }
+  HYSPARSE_UNROLL
+  for (int u = 0; u < kChains; ++u) {
+    const int64_t left = k - p - 32 * u;
+    if (left >= 32)
+      dot_step<kN, kM>(w + p + 32 * u, w_stride, x + p + 32 * u, x_stride, acc, u);
+    else if (left > 0)
+      dot_step<kN, kM>(w + p + 32 * u, w_stride, x + p + 32 * u, x_stride, acc, u,
+                       static_cast<__mmask32>((uint64_t(1) << left) - 1));
+  }
+  const __m512 zero = _mm512_setzero_ps();
   HYSPARSE_UNROLL
   for (int j = 0; j < kM; ++j) {
-    alignas(16) float sums[8];
-    if constexpr (kN == 1) {
-      const __m512 zero = _mm512_setzero_ps();
-      sum4(acc[j][0], zero, zero, zero, sums);
-    } else {
-      HYSPARSE_UNROLL
-      for (int i = 0; i < kN; i += 4) sum4(acc[j][i], acc[j][i + 1], acc[j][i + 2], acc[j][i + 3], sums + i);
-    }
+    __m512 total[2] = {zero, zero};
+    HYSPARSE_UNROLL
+    for (int i = 0; i < kN; ++i)
+      total[i] =
+          _mm512_add_ps(_mm512_add_ps(acc[j][i][0], acc[j][i][1]), _mm512_add_ps(acc[j][i][2], acc[j][i][3]));
+    alignas(16) float sums[4];
+    sum4(total[0], total[1], zero, zero, sums);
     for (int i = 0; i < kN; ++i) store_one(sums[i], y, r + j, c + i);
   }
 }
@@ -300,8 +319,10 @@ void multiply_block_bf16(const Matrix& a, const void* b_panels, int64_t m, int64
 void multiply_dot_bf16(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y) {
   const uint16_t* xs = static_cast<const uint16_t*>(x.data);
   const uint16_t* ws = static_cast<const uint16_t*>(w.data);
+  static_assert(kDotColumns == 2);
   int64_t c = 0;
-  for (; c + 8 <= n; c += 8) dot_columns<8>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
+  if (m > 1)  // one row of x is best met by one stream from memory
+    for (; c + 2 <= n; c += 2) dot_columns<2>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
   for (; c < n; ++c) dot_columns<1>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
 }
 
