@@ -1,11 +1,13 @@
 // End to end: training steps, prefill and decode of models with random weights.
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "base/error.h"
 #include "base/rng.h"
 #include "bench_parts.h"
 #include "engine/session.h"
+#include "kernels/cpu/dispatch.h"
 #include "train/optimizer.h"
 #include "train/step.h"
 
@@ -21,6 +23,58 @@ std::vector<int32_t> random_tokens(int64_t n, int64_t vocab, uint64_t seed) {
 
 std::vector<std::pair<std::string, std::string>> shape_of(const BenchModel& m, int64_t parameters) {
   return {{"config", m.name}, {"attention", m.attention}, {"parameters", std::to_string(parameters)}};
+}
+
+// Bytes that a decoded token must read with `context` tokens before it: every weight (of an embedding that is
+// not also the head, one row), and the K and V that its layers attend to.
+double bytes_a_token(const Weights& weights, const ModelConfig& config, const LayerPlan& plan,
+                     int64_t context) {
+  double bytes = 0;
+  for (const Weight* w : weights.all())
+    if (w != &weights.embed_tokens || !weights.lm_head_own) bytes += static_cast<double>(w->bytes());
+  const int64_t row = config.kv_heads() * (config.d() + config.dv());
+  for (const LayerPlanEntry& entry : plan) {
+    int64_t keys = 0;
+    if (entry.kind == LayerKind::full) keys = context;
+    if (entry.kind == LayerKind::sparse)
+      keys = std::min(context, config.entries() * config.hysparse_block_size);
+    if (entry.window > 0) keys += std::min(context, entry.window);
+    bytes += static_cast<double>(keys * row) * static_cast<double>(size_of(weights.options().compute));
+  }
+  return bytes;
+}
+
+// Decodes behind the session's prompt. On the CPU every run stands between two passes that read memory as
+// fast as it goes: decoding can be no faster than that.
+void bench_decode(Runtime& rt, Session& session, const Weights& weights, const ModelConfig& config,
+                  const LayerPlan& plan, const BenchSettings& settings,
+                  std::vector<std::pair<std::string, std::string>> shape, BenchReport& report) {
+  std::optional<ReadSpeed> ceiling;
+  if (rt.memory.device() == DeviceKind::cpu && settings.compute != DType::f64) ceiling.emplace(rt.pool);
+  const double bytes = bytes_a_token(weights, config, plan, settings.context);
+  std::vector<double> rates, reads, fractions;
+  int32_t token = 1;
+  for (int i = 0; i <= settings.repeats; ++i) {  // the first run warms up
+    double read = ceiling ? ceiling->measure() : 0;
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t t = 0; t < settings.decode_tokens; ++t) {
+      session.decode(token);
+      token = static_cast<int32_t>((token * 31 + 7) % config.vocab_size);
+    }
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+    if (ceiling) read = (read + ceiling->measure()) / 2;
+    if (i == 0) continue;
+    rates.push_back(static_cast<double>(settings.decode_tokens) / time.count());
+    reads.push_back(read / 1e9);
+    fractions.push_back(rates.back() * bytes / read);
+  }
+  const auto median = [](std::vector<double> runs) { return BenchResult{.runs = std::move(runs)}.median(); };
+  if (ceiling) {
+    shape.emplace_back("GB/token", fmt::format("{:.4f}", bytes / 1e9));
+    shape.emplace_back("read_GB/s", fmt::format("{:.1f}", median(reads)));
+    shape.emplace_back("fraction_of_read_bandwidth", fmt::format("{:.3f}", median(fractions)));
+  }
+  report.add({"decode", std::move(shape), "tokens/s", rates});
 }
 
 }  // namespace
@@ -86,16 +140,7 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
     with_chunk.emplace_back("chunk", std::to_string(settings.chunk));
     report.add({"prefill", std::move(with_chunk), "tokens/s", rates});
   }
-  if (!decode) return;
-  int32_t token = 1;
-  const auto run = [&] {
-    for (int64_t i = 0; i < settings.decode_tokens; ++i) {
-      session.decode(token);
-      token = static_cast<int32_t>((token * 31 + 7) % config.vocab_size);
-    }
-    return static_cast<double>(settings.decode_tokens);
-  };
-  report.add({"decode", std::move(shape), "tokens/s", measure_rate(run, settings.repeats, 0)});
+  if (decode) bench_decode(rt, session, weights, config, plan, settings, std::move(shape), report);
 }
 
 }  // namespace hysparse

@@ -86,8 +86,13 @@ struct ThreadPool::Impl {
   std::mutex turn;  // held by the caller whose tasks run
   SpinThenSleep start, done;
   const std::function<void(int64_t, int)>* fn = nullptr;
-  int64_t tasks = 0;
-  std::atomic<int64_t> next{0};
+  // Tasks [next, end) that are left of a worker's run; parallel_for has one run, the first, for all.
+  struct alignas(64) Run {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+  std::vector<Run> runs;
+  int runs_in_use = 1;
   std::atomic<uint64_t> generation{0};
   std::atomic<int> busy{0};
   std::atomic<bool> stop{false};
@@ -96,14 +101,24 @@ struct ThreadPool::Impl {
 
   void work(int worker) {
     const Enter here(this, worker);
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-      try {
-        (*fn)(i, worker);
-      } catch (...) {
-        std::lock_guard lock(error_mutex);
-        if (!error) error = std::current_exception();
-        next.store(tasks, std::memory_order_relaxed);
+    for (int n = 0; n < runs_in_use; ++n) {
+      Run& run = runs[static_cast<size_t>((worker + n) % runs_in_use)];
+      for (int64_t i; (i = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;) {
+        try {
+          (*fn)(i, worker);
+        } catch (...) {
+          std::lock_guard lock(error_mutex);
+          if (!error) error = std::current_exception();
+          for (Run& r : runs) r.next.store(r.end, std::memory_order_relaxed);
+        }
       }
+    }
+  }
+  void cut(int64_t tasks, bool in_runs) {
+    runs_in_use = in_runs ? count : 1;
+    for (int64_t r = 0; r < runs_in_use; ++r) {
+      runs[size_t(r)].next.store(tasks * r / runs_in_use, std::memory_order_relaxed);
+      runs[size_t(r)].end = tasks * (r + 1) / runs_in_use;
     }
   }
 
@@ -128,6 +143,7 @@ struct ThreadPool::Impl {
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
   const int cpus = available_cpus();
   impl_->count = threads > 0 ? threads : cpus;
+  impl_->runs = std::vector<Impl::Run>(static_cast<size_t>(impl_->count));
   impl_->may_spin = impl_->count <= cpus;  // else a spinning thread would hold a CPU that another one needs
   try {
     for (int w = 1; w < impl_->count; ++w)
@@ -148,6 +164,14 @@ int ThreadPool::threads() const {
 }
 
 void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t, int)>& fn) {
+  run(count, false, fn);
+}
+
+void ThreadPool::parallel_runs(int64_t count, const std::function<void(int64_t, int)>& fn) {
+  run(count, true, fn);
+}
+
+void ThreadPool::run(int64_t count, bool in_runs, const std::function<void(int64_t, int)>& fn) {
   if (count <= 0) return;
   for (const Inside* at = inside; at; at = at->outer) {
     if (at->pool != impl_.get()) continue;
@@ -161,8 +185,7 @@ void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t, i
     return;
   }
   impl_->fn = &fn;
-  impl_->tasks = count;
-  impl_->next.store(0, std::memory_order_relaxed);
+  impl_->cut(count, in_runs);
   impl_->error = nullptr;
   impl_->busy.store(static_cast<int>(impl_->threads.size()));
   impl_->generation.fetch_add(1);

@@ -28,7 +28,13 @@ class ThreadPool {
   // several threads take turns.
   void parallel_for(int64_t count, const std::function<void(int64_t task, int worker)>& fn);
 
+  // The same for tasks that read memory one behind the other (rows of weights): every worker begins with a
+  // run of neighbours of its own, in order, and then takes what is left of the others' runs.
+  void parallel_runs(int64_t count, const std::function<void(int64_t task, int worker)>& fn);
+
  private:
+  void run(int64_t count, bool in_runs, const std::function<void(int64_t, int)>& fn);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -99,6 +99,10 @@ void Ops::add_rmsnorm(Runtime& rt, const AddRmsNorm& a) const {
   rmsnorm(rt, {a.x, a.weight, a.eps, a.y, a.rstd});
 }
 
+void Ops::linear_group(Runtime& rt, std::span<const LinearForward> group) const {
+  for (const LinearForward& a : group) linear(rt, a);
+}
+
 void Ops::head_loss(Runtime& rt, const HeadLoss& a) const {
   const DType t = check_args(a), acc = accumulation_dtype(t);
   const int64_t n = a.x.dim(0), vocab = a.weight.value.dim(0);

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "base/log.h"
@@ -320,6 +321,8 @@ class Ops {
   virtual void sparse_window_gated(Runtime&, const SparseWindowGated&) const;
   virtual void add_rmsnorm(Runtime&, const AddRmsNorm&) const;
   virtual void head_loss(Runtime&, const HeadLoss&) const;
+  // Products of one and the same x, none of which reads another's y: as linear() of each.
+  virtual void linear_group(Runtime&, std::span<const LinearForward>) const;
 };
 
 constexpr DType accumulation_dtype(DType compute) {

@@ -22,6 +22,7 @@ struct Weight {
   mutable uint64_t packed_version = ~0ull;
 
   explicit operator bool() const { return bool(value); }
+  size_t bytes() const { return value.bytes(); }  // that reading the whole value moves
 };
 
 }  // namespace hysparse

@@ -2,6 +2,9 @@
 // backward side by side. "Fill" makes what LayerSaved lacks, up to `mix`, the input of o_proj.
 #pragma once
 
+#include <array>
+#include <optional>
+
 #include "model/pass.h"
 
 namespace hysparse {
@@ -19,10 +22,18 @@ void sparse_attention_backward(Pass& p, int layer, const TensorView& dmix, GradS
 void window_attention_backward(Pass& p, int layer, const TensorView& dmix, GradSum& dx);
 
 // What the kinds share (projections.cpp).
-void fill_q(Pass& p, int layer);              // q, rotated
-void fill_kv(Pass& p, int layer, Keep keep);  // the layer's own k (rotated), v, and their KvView
-void fill_gate(Pass& p, int layer, TensorView& gate, const Weight& weight);  // gate logits
-// dq [n, Hq, d] T, dk and dv [n, Hkv, d|dv] A: gradients of what fill_q and fill_kv made; overwritten.
+// What a layer projects from normed1, all of it in one group of products: q (rotated); its own k (rotated)
+// and v and their KvView, kept as `kv` says; gate logits.
+struct Gate {
+  const Weight* weight = nullptr;  // null: no such gate
+  TensorView* logits = nullptr;
+};
+struct Wanted {
+  std::optional<Keep> kv;
+  std::array<Gate, 2> gates;
+};
+void fill_projections(Pass& p, int layer, const Wanted& wanted);
+// dq [n, Hq, d] T, dk and dv [n, Hkv, d|dv] A: gradients of q and of own k, v; overwritten.
 void q_backward(Pass& p, int layer, const TensorView& dq, GradSum& dx);
 void kv_backward(Pass& p, int layer, const TensorView& dk, const TensorView& dv, GradSum& dx);
 void gate_backward(Pass& p, int layer, const TensorView& dgate, Weight& weight, GradSum& dx);

@@ -47,8 +47,9 @@ void fill_full_attention(Pass& p, int layer) {
   LayerSaved& s = p.saved.layer(layer);
   const LayerPlanEntry& entry = p.entry(layer);
   const int64_t n = p.tokens(), heads = p.config.num_attention_heads;
-  fill_q(p, layer);
-  fill_kv(p, layer, entry.emits_scores ? Keep::shared : Keep::own_kv);
+  Wanted wanted{.kv = entry.emits_scores ? Keep::shared : Keep::own_kv};
+  if (entry.gated) wanted.gates[0] = {&p.layer_weights(layer).gate, &s.gate};
+  fill_projections(p, layer, wanted);
   if (!s.o) {
     p.kv_of(layer).kv = s.kv;
     p.make(s.o, Keep::quadratic, p.compute(), {n, heads, p.config.dv()});
@@ -64,7 +65,6 @@ void fill_full_attention(Pass& p, int layer) {
     if (!s.mix) p.saved.alias(s.mix, s.o);
     return;
   }
-  fill_gate(p, layer, s.gate, p.layer_weights(layer).gate);
   if (s.mix) return;
   if (p.saved.training())
     p.make(s.mix, Keep::cheap, p.compute(), {n, heads, p.config.dv()});

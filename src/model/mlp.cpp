@@ -1,5 +1,7 @@
 #include "model/mlp.h"
 
+#include <array>
+
 namespace hysparse {
 
 void fill_mlp(Pass& p, int layer) {
@@ -9,8 +11,11 @@ void fill_mlp(Pass& p, int layer) {
   if (!s.mlp_gate) {
     p.make(s.mlp_gate, Keep::costly, p.compute(), {n, width});
     p.make(s.mlp_up, Keep::costly, p.compute(), {n, width});
-    p.ops().linear(p.rt, {.x = s.normed2, .weight = w.mlp_gate, .bias = nullptr, .y = s.mlp_gate});
-    p.ops().linear(p.rt, {.x = s.normed2, .weight = w.mlp_up, .bias = nullptr, .y = s.mlp_up});
+    p.ops().linear_group(
+        p.rt,
+        std::array<LinearForward, 2>{
+            {{.x = s.normed2, .weight = w.mlp_gate, .bias = nullptr, .y = s.mlp_gate, .accumulate = false},
+             {.x = s.normed2, .weight = w.mlp_up, .bias = nullptr, .y = s.mlp_up, .accumulate = false}}});
   }
   if (s.mlp_hidden) return;
   if (p.saved.training())

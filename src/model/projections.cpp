@@ -1,5 +1,6 @@
 // Query, key, value and gate projections of a layer: linear (+ bias), RMSNorm of each head (qk_norm), RoPE.
 #include <cmath>
+#include <vector>
 
 #include "model/attention_layer.h"
 
@@ -21,8 +22,15 @@ void rope(Pass& p, const TensorView& x, bool inverse) {
                       .inverse = inverse});
 }
 
-void project(Pass& p, const TensorView& x, const Weight& weight, const Weight& bias, const TensorView& y) {
-  p.ops().linear(p.rt, {.x = x, .weight = weight, .bias = optional(bias), .y = flat(y), .accumulate = false});
+using Group = std::vector<LinearForward>;
+
+void project(Pass& p, int layer, const Weight& weight, const Weight& bias, const TensorView& y,
+             Group& group) {
+  group.push_back({.x = p.saved.layer(layer).normed1,
+                   .weight = weight,
+                   .bias = optional(bias),
+                   .y = y.rank == 3 ? flat(y) : y,
+                   .accumulate = false});
 }
 
 void project_backward(Pass& p, const TensorView& x, Weight& weight, Weight* bias, const TensorView& dy,
@@ -48,64 +56,76 @@ TensorView rounded(Pass& p, const TensorView& d) {
   return out;
 }
 
+// q in the making: what its projection writes.
+void project_q(Pass& p, int layer, Group& group) {
+  LayerSaved& s = p.saved.layer(layer);
+  LayerWeights& w = p.layer_weights(layer);
+  const bool raw = w.q_norm && p.saved.training();  // the norm's backward reads what went in
+  TensorView& y = raw ? s.q_raw : s.q;
+  if (y) return;
+  p.make(y, Keep::costly, p.compute(), {p.tokens(), p.config.num_attention_heads, p.config.d()});
+  project(p, layer, w.q_proj, w.q_bias, y, group);
+}
+void finish_q(Pass& p, int layer) {
+  LayerSaved& s = p.saved.layer(layer);
+  const Weight& norm = p.layer_weights(layer).q_norm;
+  const double eps = p.config.rms_norm_eps;
+  if (norm && p.saved.training()) {
+    const int64_t n = p.tokens(), heads = p.config.num_attention_heads;
+    p.make(s.q, Keep::cheap, p.compute(), {n, heads, p.config.d()});
+    p.make(s.q_rstd, Keep::cheap, p.accumulation(), {n, heads});
+    p.ops().rmsnorm(p.rt, {.x = s.q_raw, .weight = norm, .eps = eps, .y = s.q, .rstd = s.q_rstd});
+  } else if (norm) {
+    p.ops().rmsnorm(p.rt, {.x = s.q, .weight = norm, .eps = eps, .y = s.q});
+  }
+  rope(p, s.q, false);
+}
+
+void project_kv(Pass& p, int layer, Keep keep, Group& group) {
+  LayerSaved& s = p.saved.layer(layer);
+  LayerWeights& w = p.layer_weights(layer);
+  const int64_t n = p.tokens(), heads = p.config.kv_heads();
+  const bool raw = w.k_norm && p.saved.training();
+  p.make(s.k, keep, p.compute(), {n, heads, p.config.d()});
+  p.make(s.v, keep, p.compute(), {n, heads, p.config.dv()});
+  if (raw) p.make(s.k_raw, keep, p.compute(), {n, heads, p.config.d()});
+  project(p, layer, w.k_proj, w.k_bias, raw ? s.k_raw : s.k, group);
+  project(p, layer, w.v_proj, w.v_bias, s.v, group);
+}
+void finish_kv(Pass& p, int layer, Keep keep) {
+  LayerSaved& s = p.saved.layer(layer);
+  const Weight& norm = p.layer_weights(layer).k_norm;
+  const double eps = p.config.rms_norm_eps;
+  if (norm && p.saved.training()) {
+    p.make(s.k_rstd, keep, p.accumulation(), {p.tokens(), p.config.kv_heads()});
+    p.ops().rmsnorm(p.rt, {.x = s.k_raw, .weight = norm, .eps = eps, .y = s.k, .rstd = s.k_rstd});
+  } else if (norm) {
+    p.ops().rmsnorm(p.rt, {.x = s.k, .weight = norm, .eps = eps, .y = s.k});
+  }
+  rope(p, s.k, false);
+  s.kv = p.kv.append(layer, p.batch, s.k, s.v);
+}
+
 }  // namespace
 
 double Pass::softmax_scale() const {
   return 1.0 / std::sqrt(static_cast<double>(config.d()));
 }
 
-void fill_q(Pass& p, int layer) {
+void fill_projections(Pass& p, int layer, const Wanted& wanted) {
   LayerSaved& s = p.saved.layer(layer);
-  LayerWeights& w = p.layer_weights(layer);
-  if (s.q) return;
-  const int64_t n = p.tokens(), heads = p.config.num_attention_heads, d = p.config.d();
-  if (w.q_norm && p.saved.training()) {
-    if (!s.q_raw) {
-      p.make(s.q_raw, Keep::costly, p.compute(), {n, heads, d});
-      project(p, s.normed1, w.q_proj, w.q_bias, s.q_raw);
-    }
-    p.make(s.q, Keep::cheap, p.compute(), {n, heads, d});
-    p.make(s.q_rstd, Keep::cheap, p.accumulation(), {n, heads});
-    p.ops().rmsnorm(
-        p.rt, {.x = s.q_raw, .weight = w.q_norm, .eps = p.config.rms_norm_eps, .y = s.q, .rstd = s.q_rstd});
-  } else {
-    p.make(s.q, Keep::costly, p.compute(), {n, heads, d});
-    project(p, s.normed1, w.q_proj, w.q_bias, s.q);
-    if (w.q_norm)
-      p.ops().rmsnorm(p.rt, {.x = s.q, .weight = w.q_norm, .eps = p.config.rms_norm_eps, .y = s.q});
+  const bool q = !s.q, kv = wanted.kv && !s.k;
+  Group group;
+  if (q) project_q(p, layer, group);
+  if (kv) project_kv(p, layer, *wanted.kv, group);
+  for (const Gate& gate : wanted.gates) {
+    if (!gate.weight || *gate.logits) continue;
+    p.make(*gate.logits, Keep::costly, p.accumulation(), {p.tokens(), p.config.gate_width()});
+    project(p, layer, *gate.weight, {}, *gate.logits, group);
   }
-  rope(p, s.q, false);
-}
-
-void fill_kv(Pass& p, int layer, Keep keep) {
-  LayerSaved& s = p.saved.layer(layer);
-  LayerWeights& w = p.layer_weights(layer);
-  if (s.k) return;
-  const int64_t n = p.tokens(), heads = p.config.kv_heads();
-  p.make(s.k, keep, p.compute(), {n, heads, p.config.d()});
-  p.make(s.v, keep, p.compute(), {n, heads, p.config.dv()});
-  project(p, s.normed1, w.v_proj, w.v_bias, s.v);
-  if (w.k_norm && p.saved.training()) {
-    p.make(s.k_raw, keep, p.compute(), {n, heads, p.config.d()});
-    p.make(s.k_rstd, keep, p.accumulation(), {n, heads});
-    project(p, s.normed1, w.k_proj, w.k_bias, s.k_raw);
-    p.ops().rmsnorm(
-        p.rt, {.x = s.k_raw, .weight = w.k_norm, .eps = p.config.rms_norm_eps, .y = s.k, .rstd = s.k_rstd});
-  } else {
-    project(p, s.normed1, w.k_proj, w.k_bias, s.k);
-    if (w.k_norm)
-      p.ops().rmsnorm(p.rt, {.x = s.k, .weight = w.k_norm, .eps = p.config.rms_norm_eps, .y = s.k});
-  }
-  rope(p, s.k, false);
-  s.kv = p.kv.append(layer, p.batch, s.k, s.v);
-}
-
-void fill_gate(Pass& p, int layer, TensorView& gate, const Weight& weight) {
-  if (gate) return;
-  p.make(gate, Keep::costly, p.accumulation(), {p.tokens(), p.config.gate_width()});
-  p.ops().linear(
-      p.rt,
-      {.x = p.saved.layer(layer).normed1, .weight = weight, .bias = nullptr, .y = gate, .accumulate = false});
+  if (!group.empty()) p.ops().linear_group(p.rt, group);
+  if (q) finish_q(p, layer);
+  if (kv) finish_kv(p, layer, *wanted.kv);
 }
 
 void q_backward(Pass& p, int layer, const TensorView& dq, GradSum& dx) {

@@ -13,10 +13,11 @@ void fill_sparse_attention(Pass& p, int layer) {
   const int64_t n = p.tokens(), heads = p.config.num_attention_heads, dv = p.config.dv();
   const bool window = entry.window > 0;
 
-  fill_q(p, layer);
-  if (entry.own_window_kv) fill_kv(p, layer, Keep::own_kv);
-  fill_gate(p, layer, s.gate, w.sparse_gate);
-  if (window) fill_gate(p, layer, s.window_gate, w.window_gate);
+  Wanted wanted;
+  if (entry.own_window_kv) wanted.kv = Keep::own_kv;
+  wanted.gates[0] = {&w.sparse_gate, &s.gate};
+  if (window) wanted.gates[1] = {&w.window_gate, &s.window_gate};
+  fill_projections(p, layer, wanted);
   if (s.mix) return;
 
   const bool attend = !s.o;

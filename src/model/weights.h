@@ -53,6 +53,7 @@ class Weights {
 
   // Every present weight once, in checkpoint order.
   std::vector<Weight*>& all() { return all_; }
+  const std::vector<Weight*>& all() const { return all_; }
   Weight* find(const std::string& name);  // null where there is none
   const WeightOptions& options() const { return options_; }
   Memory& memory() const { return *memory_; }

@@ -6,8 +6,7 @@ namespace hysparse {
 void fill_window_attention(Pass& p, int layer) {
   LayerSaved& s = p.saved.layer(layer);
   const int64_t n = p.tokens(), heads = p.config.num_attention_heads;
-  fill_q(p, layer);
-  fill_kv(p, layer, Keep::own_kv);
+  fill_projections(p, layer, {.kv = Keep::own_kv});
   if (!s.o) {
     p.make(s.o, Keep::costly, p.compute(), {n, heads, p.config.dv()});
     p.make(s.lse, Keep::costly, p.accumulation(), {n, heads});

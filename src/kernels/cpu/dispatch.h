@@ -4,7 +4,9 @@
 
 #include <string>
 
+#include "base/thread_pool.h"
 #include "kernels/cpu/cpu.h"
+#include "tensor/tensor.h"
 
 namespace hysparse {
 
@@ -17,5 +19,18 @@ bool cpu_dispatch_forced();
 // f32 operations a second (two a multiply-add) that the level in use reaches on all threads of the pool with
 // everything in registers: the ceiling of the kernels. Best of five runs of some ten milliseconds.
 double measure_cpu_peak(ThreadPool& pool);
+
+// Bytes a second that all threads of the pool together read from memory, in order, from huge pages where the
+// system has them: one pass over a buffer larger than the caches.
+class ReadSpeed {
+ public:
+  explicit ReadSpeed(ThreadPool& pool);
+  double measure() const;
+
+ private:
+  static constexpr int64_t kBytes = int64_t(256) << 20;
+  ThreadPool& pool_;
+  Tensor buffer_;
+};
 
 }  // namespace hysparse

@@ -21,8 +21,10 @@
 #define HYSPARSE_BF16_INLINE HYSPARSE_BF16_TARGET __attribute__((always_inline)) inline
 #ifdef __clang__
 #define HYSPARSE_UNROLL _Pragma("unroll")
+#define HYSPARSE_NO_UNROLL _Pragma("nounroll")
 #else
 #define HYSPARSE_UNROLL _Pragma("GCC unroll 16")
+#define HYSPARSE_NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 
 namespace hysparse::gemm {
@@ -32,7 +34,7 @@ constexpr int kRows = 12;  // register tile: 12 x 2 vectors
 constexpr int kCols = 32;
 constexpr int kDotRows = 3, kDotColumns = 2;  // of x and of w that meet in one dot product kernel
 constexpr int kChains =
-    4;  // sums of a product: vector i of k goes to chain i % kChains, whatever m and n are
+    2;  // sums of a product: vector i of k goes to chain i % kChains, whatever m and n are
 static_assert(kBlockRows % kRows == 0 && kBlockCols % kCols == 0);
 
 HYSPARSE_BF16_INLINE __m512bh as_pairs(__m512i v) {
@@ -180,27 +182,37 @@ HYSPARSE_BF16_TARGET void register_tile(const uint32_t* a, const uint32_t* b, in
 
 // ---- dot products
 
-HYSPARSE_BF16_INLINE void sum4(__m512 a, __m512 b, __m512 c, __m512 d, float* out) {
+// Sums of the lanes of four vectors.
+HYSPARSE_BF16_INLINE __m128 sum4(__m512 a, __m512 b, __m512 c, __m512 d) {
   const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
   const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
   const __m512 s =
       _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
   const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
 }
 
-void store_one(float v, const Output& y, int64_t r, int64_t c) {
-  if (y.bias)
-    v += y.bias_dtype == DType::f32 ? static_cast<const float*>(y.bias)[c]
-                                    : static_cast<float>(static_cast<const bf16*>(y.bias)[c]);
-  if (y.dtype == DType::f32) {
-    float* p = static_cast<float*>(y.data) + r * y.row + c;
-    *p = y.accumulate ? *p + v : v;
-  } else {
-    bf16* p = static_cast<bf16*>(y.data) + r * y.row + c;
-    *p = bf16(y.accumulate ? static_cast<float>(*p) + v : v);
-  }
+// The first four or fewer of four neighbours as f32.
+HYSPARSE_BF16_INLINE __m128 load_wide(const void* p, DType dtype, int64_t at, __mmask8 mask) {
+  if (dtype == DType::f32) return _mm_maskz_loadu_ps(mask, static_cast<const float*>(p) + at);
+  const __m128i bits = _mm_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(p) + at);
+  return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(bits), 16));
+}
+// v as elements [c, c + count) of row r, count <= 4.
+HYSPARSE_BF16_INLINE void store_sums(__m128 v, int count, const Output& y, int64_t r, int64_t c) {
+  const auto mask = static_cast<__mmask8>((1u << count) - 1);
+  const int64_t at = r * y.row + c;
+  if (y.bias) v = _mm_add_ps(v, load_wide(y.bias, y.bias_dtype, c, mask));
+  if (y.accumulate) v = _mm_add_ps(load_wide(y.data, y.dtype, at, mask), v);
+  if (y.dtype == DType::f32) return _mm_mask_storeu_ps(static_cast<float*>(y.data) + at, mask, v);
+  // To nearest, ties to even; NaN stays NaN; denormals stay (vcvtneps2bf16 would drop them).
+  const __m128i bits = _mm_castps_si128(v), high = _mm_srli_epi32(bits, 16);
+  const __m128i odd = _mm_and_si128(high, _mm_set1_epi32(1));
+  const __m128i rounded = _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(bits, _mm_set1_epi32(0x7fff)), odd), 16);
+  const __m128i nan = _mm_or_si128(high, _mm_set1_epi32(0x40));
+  const __m128i narrow = _mm_mask_mov_epi32(rounded, _mm_cmp_ps_mask(v, v, _CMP_UNORD_Q), nan);
+  _mm_mask_cvtepi32_storeu_epi16(static_cast<uint16_t*>(y.data) + at, mask, narrow);
 }
 
 HYSPARSE_BF16_INLINE __m512i load32(const uint16_t* p) {
@@ -225,11 +237,11 @@ HYSPARSE_BF16_INLINE void dot_step(const uint16_t* w, int64_t w_stride, const ui
     for (int j = 0; j < kM; ++j) acc[j][i][chain] = multiply_add(acc[j][i][chain], wv, xs[j]);
   }
 }
-// kN rows of w, read from their beginning to their end one or two at a time as memory delivers best, against
-// kM rows of x.
+// The sums over k of kN rows of w, read from their beginning to their end as memory delivers best, and kM
+// rows of x.
 template <int kN, int kM>
-HYSPARSE_BF16_TARGET void dot_store(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride,
-                                    int64_t k, const Output& y, int64_t r, int64_t c) {
+HYSPARSE_BF16_INLINE void dot_sums(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride,
+                                   int64_t k, __m512 (&total)[kM][kN]) {
   constexpr int64_t kStep = 32 * kChains;
   __m512 acc[kM][kN][kChains];
   HYSPARSE_UNROLL
@@ -243,30 +255,51 @@ HYSPARSE_BF16_TARGET void dot_store(const uint16_t* w, int64_t w_stride, const u
   int64_t p = 0;
   for (; p + kStep <= k; p += kStep) {
     HYSPARSE_UNROLL
-    for (int u = 0; u < kChains; ++u)
+    for (int u = 0; u < kChains; ++u) {
+      if constexpr (kN == 1 && kM == 1) _mm_prefetch(w + p + 32 * u + kDotAhead / 2, _MM_HINT_T0);
       dot_step<kN, kM>(w + p + 32 * u, w_stride, x + p + 32 * u, x_stride, acc, u);
+    }
   }
   HYSPARSE_UNROLL
   for (int u = 0; u < kChains; ++u) {
     const int64_t left = k - p - 32 * u;
-    if (left >= 32)
-      dot_step<kN, kM>(w + p + 32 * u, w_stride, x + p + 32 * u, x_stride, acc, u);
-    else if (left > 0)
-      dot_step<kN, kM>(w + p + 32 * u, w_stride, x + p + 32 * u, x_stride, acc, u,
-                       static_cast<__mmask32>((uint64_t(1) << left) - 1));
+    if (left <= 0) break;
+    const auto mask = static_cast<__mmask32>(left >= 32 ? ~0u : (1u << left) - 1);
+    dot_step<kN, kM>(w + p + 32 * u, w_stride, x + p + 32 * u, x_stride, acc, u, mask);
   }
-  const __m512 zero = _mm512_setzero_ps();
   HYSPARSE_UNROLL
   for (int j = 0; j < kM; ++j) {
-    __m512 total[2] = {zero, zero};
     HYSPARSE_UNROLL
-    for (int i = 0; i < kN; ++i)
-      total[i] =
-          _mm512_add_ps(_mm512_add_ps(acc[j][i][0], acc[j][i][1]), _mm512_add_ps(acc[j][i][2], acc[j][i][3]));
-    alignas(16) float sums[4];
-    sum4(total[0], total[1], zero, zero, sums);
-    for (int i = 0; i < kN; ++i) store_one(sums[i], y, r + j, c + i);
+    for (int i = 0; i < kN; ++i) total[j][i] = _mm512_add_ps(acc[j][i][0], acc[j][i][1]);
   }
+}
+
+// One row of x and `count` <= 4 rows of w, one after the other; their sums are taken together. The loop over
+// the rows stays one: prefetchers know a stream by the instruction that reads it, and copies of the loop
+// would each read pieces of it (1.4 times as slow).
+HYSPARSE_BF16_TARGET void dot_one_row(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t k,
+                                      int count, const Output& y, int64_t c) {
+  alignas(64) float lanes[4][16] = {};
+  HYSPARSE_NO_UNROLL
+  for (int i = 0; i < count; ++i) {
+    __m512 total[1][1];
+    dot_sums<1, 1>(w + i * w_stride, w_stride, x, 0, k, total);
+    _mm512_store_ps(lanes[i], total[0][0]);
+  }
+  store_sums(sum4(_mm512_load_ps(lanes[0]), _mm512_load_ps(lanes[1]), _mm512_load_ps(lanes[2]),
+                  _mm512_load_ps(lanes[3])),
+             count, y, 0, c);
+}
+
+template <int kN, int kM>
+HYSPARSE_BF16_TARGET void dot_store(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride,
+                                    int64_t k, const Output& y, int64_t r, int64_t c) {
+  __m512 total[kM][kN];
+  dot_sums<kN, kM>(w, w_stride, x, x_stride, k, total);
+  const __m512 zero = _mm512_setzero_ps();
+  HYSPARSE_UNROLL
+  for (int j = 0; j < kM; ++j)
+    store_sums(sum4(total[j][0], kN > 1 ? total[j][kN - 1] : zero, zero, zero), kN, y, r + j, c);
 }
 
 template <int kN>
@@ -321,8 +354,12 @@ void multiply_dot_bf16(const Matrix& x, const Matrix& w, int64_t m, int64_t n, i
   const uint16_t* ws = static_cast<const uint16_t*>(w.data);
   static_assert(kDotColumns == 2);
   int64_t c = 0;
-  if (m > 1)  // one row of x is best met by one stream from memory
-    for (; c + 2 <= n; c += 2) dot_columns<2>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
+  if (m == 1) {
+    for (; c < n; c += 4)
+      dot_one_row(ws + c * w.row, w.row, xs, k, static_cast<int>(std::min<int64_t>(4, n - c)), y, c);
+    return;
+  }
+  for (; c + 2 <= n; c += 2) dot_columns<2>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
   for (; c < n; ++c) dot_columns<1>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
 }
 

@@ -1,5 +1,4 @@
-// Packed-panel and dot-product matrix kernels for every SIMD level. The AVX512-BF16 ones are in
-// gemm_bf16.cpp.
+// Packed-panel matrix kernels for every SIMD level. The AVX512-BF16 ones are in gemm_bf16.cpp.
 #include "kernels/cpu/gemm_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -11,59 +10,26 @@
 #include <algorithm>
 #include <cstddef>
 
-#ifndef HYSPARSE_UNROLL
-#ifdef __clang__
-#define HYSPARSE_UNROLL _Pragma("unroll")
-#else
-#define HYSPARSE_UNROLL _Pragma("GCC unroll 16")
-#endif
-#endif
+#include "kernels/cpu/gemm_simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace hysparse::gemm {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using D = hn::ScalableTag<float>;
-using V = hn::Vec<D>;
-using D4 = hn::CappedTag<float, 4>;
-constexpr size_t kLanes = hn::MaxLanes(D());
-
 // Register tile: kRows x kVectors accumulators. 32 vector registers hold 12 x 2 (+ 2 of b + 1 broadcast),
 // 16 hold 6 x 2.
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 constexpr int kRows = 12;
-constexpr int kDotColumns = 8;
 #else
 constexpr int kRows = 6;
-constexpr int kDotColumns = 4;
 #endif
-// Dot products: kDotColumns rows of w, each a stream from memory, against up to kDotRows rows of x.
-constexpr int kDotRows = 3;
 constexpr int kVectors = 2;
 constexpr int64_t kCols = kVectors * int64_t(kLanes);
 static_assert(kBlockRows % kRows == 0 && kBlockCols % kCols == 0);
 
-HWY_INLINE float ToFloat(float v) {
-  return v;
-}
-HWY_INLINE float ToFloat(bf16 v) {
-  return static_cast<float>(v);
-}
-
 // ---- packing: panels of `width` rows, dst[panel][k][width] f32, missing rows are 0
 
-// As many neighbours as `d` has lanes, widened.
-template <class DF>
-HWY_INLINE hn::Vec<DF> LoadWide(DF d, const float* p) {
-  return hn::LoadU(d, p);
-}
-template <class DF>
-HWY_INLINE hn::Vec<DF> LoadWide(DF d, const bf16* p) {
-  const hn::Rebind<uint32_t, DF> du32;
-  const hn::Rebind<uint16_t, DF> du16;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du32, hn::LoadU(du16, &p->bits))));
-}
 template <class T>
 HWY_INLINE void CopyWide(const T* HWY_RESTRICT src, int64_t count, float* HWY_RESTRICT dst) {
   const D d;
@@ -240,178 +206,8 @@ void MultiplyBlock(const Matrix& a, const void* b_panels, int64_t m, int64_t n, 
   }
 }
 
-// ---- dot products
-
-template <class T>
-constexpr int64_t kStep = int64_t(kLanes) * (sizeof(T) == 2 ? 2 : 1);
-
-// One vector of T as one or two vectors of f32. bf16: even elements, then odd ones.
-template <class T>
-struct Wide;
-template <>
-struct Wide<float> {
-  V v;
-  HWY_INLINE explicit Wide(const float* p) : v(hn::LoadU(D(), p)) {}
-};
-template <>
-struct Wide<bf16> {
-  V even, odd;
-  HWY_INLINE explicit Wide(const bf16* p) {
-    const D d;
-#if HWY_TARGET == HWY_SCALAR
-    even = hn::Set(d, ToFloat(p[0]));
-    odd = hn::Set(d, ToFloat(p[1]));
-#else
-    const hn::RebindToUnsigned<D> du;
-    const hn::Repartition<uint16_t, D> du16;
-    const auto bits = hn::BitCast(du, hn::LoadU(du16, &p->bits));
-    even = hn::BitCast(d, hn::ShiftLeft<16>(bits));
-    odd = hn::BitCast(d, hn::And(bits, hn::Set(du, 0xffff0000u)));
-#endif
-  }
-};
-HWY_INLINE V Accumulate(const Wide<float>& w, const Wide<float>& x, V acc) {
-  return hn::MulAdd(w.v, x.v, acc);
-}
-HWY_INLINE V Accumulate(const Wide<bf16>& w, const Wide<bf16>& x, V acc) {
-  return hn::MulAdd(w.odd, x.odd, hn::MulAdd(w.even, x.even, acc));
-}
-
-// Sums of the lanes of four vectors.
-HWY_INLINE void Sum4(V a, V b, V c, V e, float* out) {
-#if HWY_TARGET == HWY_SCALAR
-  out[0] = hn::GetLane(a), out[1] = hn::GetLane(b), out[2] = hn::GetLane(c), out[3] = hn::GetLane(e);
-#else
-  const D d;
-  const hn::Repartition<double, D> dd;
-  const auto ab = hn::BitCast(dd, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
-  const auto ce = hn::BitCast(dd, hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e)));
-  // Every 128-bit block: sums of a, b, c, e.
-  const V s = hn::Add(hn::BitCast(d, hn::InterleaveLower(dd, ab, ce)),
-                      hn::BitCast(d, hn::InterleaveUpper(dd, ab, ce)));
-  if constexpr (kLanes == 16) {
-    const hn::Half<D> dh;
-    const hn::Half<hn::Half<D> > dq;
-    const auto h = hn::Add(hn::LowerHalf(dh, s), hn::UpperHalf(dh, s));
-    hn::StoreU(hn::Add(hn::LowerHalf(dq, h), hn::UpperHalf(dq, h)), dq, out);
-  } else if constexpr (kLanes == 8) {
-    const hn::Half<D> dh;
-    hn::StoreU(hn::Add(hn::LowerHalf(dh, s), hn::UpperHalf(dh, s)), dh, out);
-  } else {
-    hn::StoreU(s, d, out);
-  }
-#endif
-}
-
-// out[j][i] = w_i . x_j for kN (a multiple of 4, or 1) rows of w and kM rows of x.
-template <int kN, int kM, class T>
-HWY_INLINE void DotBlock(const T* HWY_RESTRICT w, int64_t w_stride, const T* HWY_RESTRICT x, int64_t x_stride,
-                         int64_t k, float (*HWY_RESTRICT out)[8]) {
-  const D d;
-  V acc[kM][kN];
-  HYSPARSE_UNROLL
-  for (int j = 0; j < kM; ++j) {
-    HYSPARSE_UNROLL
-    for (int i = 0; i < kN; ++i) acc[j][i] = hn::Zero(d);
-  }
-  int64_t p = 0;
-  for (; p + kStep<T> <= k; p += kStep<T>) {
-    const Wide<T> x0(x + p), x1(x + (kM > 1 ? x_stride : 0) + p), x2(x + (kM > 2 ? 2 * x_stride : 0) + p);
-    HYSPARSE_UNROLL
-    for (int i = 0; i < kN; ++i) {
-      const Wide<T> wv(w + i * w_stride + p);
-      acc[0][i] = Accumulate(wv, x0, acc[0][i]);
-      if constexpr (kM > 1) acc[1][i] = Accumulate(wv, x1, acc[1][i]);
-      if constexpr (kM > 2) acc[2][i] = Accumulate(wv, x2, acc[2][i]);
-    }
-  }
-  HYSPARSE_UNROLL
-  for (int j = 0; j < kM; ++j) {
-    if constexpr (kN == 1) {
-      float sums[4];
-      Sum4(acc[j][0], hn::Zero(d), hn::Zero(d), hn::Zero(d), sums);
-      out[j][0] = sums[0];
-    } else {
-      HYSPARSE_UNROLL
-      for (int i = 0; i < kN; i += 4)
-        Sum4(acc[j][i], acc[j][i + 1], acc[j][i + 2], acc[j][i + 3], out[j] + i);
-    }
-  }
-  for (; p < k; ++p)
-    for (int j = 0; j < kM; ++j)
-      for (int i = 0; i < kN; ++i) out[j][i] += ToFloat(w[i * w_stride + p]) * ToFloat(x[j * x_stride + p]);
-}
-
-HWY_INLINE void StoreOne(float v, const Output& y, int64_t r, int64_t c) {
-  if (y.bias)
-    v += y.bias_dtype == DType::f32 ? static_cast<const float*>(y.bias)[c]
-                                    : ToFloat(static_cast<const bf16*>(y.bias)[c]);
-  if (y.dtype == DType::f32) {
-    float* p = static_cast<float*>(y.data) + r * y.row + c;
-    *p = y.accumulate ? *p + v : v;
-  } else {
-    bf16* p = static_cast<bf16*>(y.data) + r * y.row + c;
-    *p = bf16(y.accumulate ? ToFloat(*p) + v : v);
-  }
-}
-
-template <int kN, int kM, class T>
-void DotStore(const T* w, int64_t w_stride, const T* x, int64_t x_stride, int64_t k, const Output& y,
-              int64_t r, int64_t c) {
-  HWY_ALIGN float out[kM][8];
-  DotBlock<kN, kM>(w, w_stride, x, x_stride, k, out);
-  for (int j = 0; j < kM; ++j)
-    for (int i = 0; i < kN; ++i) StoreOne(out[j][i], y, r + j, c + i);
-}
-
-// kN rows of w against all m rows of x, in groups of nearly equal size.
-template <int kN, class T>
-void DotColumns(const T* w, int64_t w_stride, const T* x, int64_t x_stride, int64_t m, int64_t k,
-                const Output& y, int64_t c) {
-  for (int64_t r = 0; r < m;) {
-    const int64_t groups = (m - r + kDotRows - 1) / kDotRows;
-    const int64_t rows = (m - r + groups - 1) / groups;
-    const T* xr = x + r * x_stride;
-    if (rows == 1) DotStore<kN, 1>(w, w_stride, xr, x_stride, k, y, r, c);
-    if (rows == 2) DotStore<kN, 2>(w, w_stride, xr, x_stride, k, y, r, c);
-    if (rows == 3) DotStore<kN, 3>(w, w_stride, xr, x_stride, k, y, r, c);
-    r += rows;
-  }
-}
-
-template <class T>
-void MultiplyDot(const T* x, int64_t x_stride, const T* w, int64_t w_stride, int64_t m, int64_t n, int64_t k,
-                 const Output& y) {
-  int64_t c = 0;
-  if (m == 1)  // one row of x leaves registers for more
-    for (; c + 8 <= n; c += 8) DotStore<8, 1>(w + c * w_stride, w_stride, x, x_stride, k, y, 0, c);
-  for (; c + kDotColumns <= n; c += kDotColumns)
-    DotColumns<kDotColumns>(w + c * w_stride, w_stride, x, x_stride, m, k, y, c);
-  for (; c < n; ++c) DotColumns<1>(w + c * w_stride, w_stride, x, x_stride, m, k, y, c);
-}
-void MultiplyDotAny(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y) {
-  if (x.dtype == DType::f32)
-    MultiplyDot(static_cast<const float*>(x.data), x.row, static_cast<const float*>(w.data), w.row, m, n, k,
-                y);
-  else
-    MultiplyDot(static_cast<const bf16*>(x.data), x.row, static_cast<const bf16*>(w.data), w.row, m, n, k, y);
-}
-
 // ---- the end of a product
 
-HWY_INLINE void StoreNarrow(V v, float* p) {
-  hn::StoreU(v, D(), p);
-}
-HWY_INLINE void StoreNarrow(V v, bf16* p) {
-  const hn::RebindToUnsigned<D> du;
-  const hn::Rebind<uint16_t, D> du16;
-  const auto bits = hn::BitCast(du, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7fff)), odd));
-  const auto nan = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40));
-  const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
-  hn::StoreU(hn::TruncateTo(du16, hn::IfThenElse(is_nan, nan, rounded)), du16, &p->bits);
-}
 template <class T, class B>
 void StoreTile(const float* tile, int64_t ld, int64_t m, int64_t n, const Output& y) {
   const B* bias = static_cast<const B*>(y.bias);
@@ -445,7 +241,6 @@ namespace hysparse::gemm {
 
 HWY_EXPORT(PackBlock);
 HWY_EXPORT(MultiplyBlock);
-HWY_EXPORT(MultiplyDotAny);
 HWY_EXPORT(StoreTileAny);
 
 void pack_block(const Matrix& b, int64_t n, int64_t k, void* panels) {
@@ -454,9 +249,6 @@ void pack_block(const Matrix& b, int64_t n, int64_t k, void* panels) {
 void multiply_block(const Matrix& a, const void* b_panels, int64_t m, int64_t n, int64_t k, float* c,
                     int64_t ldc, bool accumulate, void* a_panels) {
   HWY_DYNAMIC_DISPATCH(MultiplyBlock)(a, b_panels, m, n, k, c, ldc, accumulate, a_panels);
-}
-void multiply_dot(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y) {
-  HWY_DYNAMIC_DISPATCH(MultiplyDotAny)(x, w, m, n, k, y);
 }
 void store_tile(const float* tile, int64_t ld, int64_t m, int64_t n, const Output& y) {
   HWY_DYNAMIC_DISPATCH(StoreTileAny)(tile, ld, m, n, y);

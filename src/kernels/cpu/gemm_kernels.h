@@ -55,6 +55,10 @@ void multiply_block(const Matrix& a, const void* b_panels, int64_t m, int64_t n,
 // of x. For few rows of x (decode) or few rows of w (gates). A row's result does not depend on m or n.
 void multiply_dot(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y);
 
+// How far ahead of its use multiply_dot fetches w where one row of x is all the work: bytes. (Beyond the end
+// of w lies what is read next, if weights lie in the order of their use.)
+inline constexpr int64_t kDotAhead = 8192;
+
 // y [m, n] = tile (+ bias) (+ y): the end of a product whose tile was not written in place.
 void store_tile(const float* tile, int64_t ld, int64_t m, int64_t n, const Output& y);
 

@@ -1,5 +1,6 @@
 // y = x W^T and its backward.
 #include <algorithm>
+#include <array>
 
 #include "kernels/checks.h"
 #include "kernels/cpu/elem_kernels.h"
@@ -19,6 +20,15 @@ Matrix matrix_of(const TensorView& v) {
 }
 Matrix transposed(const Matrix& m) {
   return {m.data, m.dtype, m.col, m.row};
+}
+
+Output output_of(const LinearForward& p) {
+  Output y{.data = p.y.data, .dtype = p.y.dtype, .row = p.y.stride[0], .accumulate = p.accumulate};
+  if (p.bias) {
+    y.bias = p.bias->value.data;
+    y.bias_dtype = p.bias->value.dtype;
+  }
+  return y;
 }
 
 // grad += column sums of dy: fixed runs of rows, their sums added in order.
@@ -41,13 +51,27 @@ void bias_backward(Runtime& rt, const TensorView& dy, const TensorView& grad) {
 
 void cpu_linear(Runtime& rt, const LinearForward& p) {
   simd_type("linear", check_args(p));
-  const int64_t n = p.x.dim(0), in = p.x.dim(1), out = p.weight.value.dim(0);
-  Output y{.data = p.y.data, .dtype = p.y.dtype, .row = p.y.stride[0], .accumulate = p.accumulate};
-  if (p.bias) {
-    y.bias = p.bias->value.data;
-    y.bias_dtype = p.bias->value.dtype;
+  gemm::multiply(rt, matrix_of(p.x), transposed(matrix_of(p.weight.value)), p.x.dim(0), p.weight.value.dim(0),
+                 p.x.dim(1), output_of(p));
+}
+
+void cpu_linear_group(Runtime& rt, std::span<const LinearForward> group) {
+  std::array<gemm::DotPart, gemm::kMostParts> parts;
+  bool dots = group.size() <= parts.size();
+  for (size_t i = 0; i < group.size() && dots; ++i) {
+    const LinearForward& p = group[i];
+    simd_type("linear_group", check_args(p));
+    HYSPARSE_CHECK(p.x.data == group[0].x.data && p.x.same_shape(group[0].x), "linear_group: several x");
+    parts[i] = {matrix_of(p.weight.value), p.weight.value.dim(0), output_of(p)};
+    dots = gemm::uses_dot(matrix_of(p.x), transposed(parts[i].w), p.x.dim(0), parts[i].n, p.x.dim(1));
   }
-  gemm::multiply(rt, matrix_of(p.x), transposed(matrix_of(p.weight.value)), n, out, in, y);
+  if (!dots) {
+    for (const LinearForward& p : group) cpu_linear(rt, p);
+    return;
+  }
+  if (!group.empty() && group[0].x.dim(0) > 0)
+    gemm::multiply_dots(rt, matrix_of(group[0].x), group[0].x.dim(0), group[0].x.dim(1),
+                        {parts.data(), group.size()});
 }
 
 void cpu_linear_backward(Runtime& rt, const LinearBackward& p) {

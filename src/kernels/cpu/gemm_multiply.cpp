@@ -1,6 +1,7 @@
 #include "kernels/cpu/gemm_multiply.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 
 #include "kernels/cpu/dispatch.h"
@@ -78,25 +79,6 @@ Kernels kernels_for(const Matrix& a, const Matrix& b) {
   return {pack_block, multiply_block, kBlockDepth};
 }
 
-void multiply_with_dot(Runtime& rt, const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k,
-                       const Output& y) {
-  const auto dot = both_bf16(x, w) && use_native_bf16() ? multiply_dot_bf16 : multiply_dot;
-  // Columns of a task: about 128 KiB of w, at most 64 rows of x in passing; small products stay on this
-  // thread.
-  const int64_t row_bytes = std::max<int64_t>(1, k * static_cast<int64_t>(size_of(w.dtype)));
-  int64_t rows = std::min<int64_t>(m, 64);
-  int64_t cols = std::clamp<int64_t>((int64_t(128) << 10) / row_bytes / 8 * 8, 8, std::max<int64_t>(n, 8));
-  if (n * row_bytes + m * n * k / 4 < (int64_t(384) << 10)) {
-    rows = m;
-    cols = n;
-  }
-  const int64_t col_tasks = ceil_div(n, cols);
-  rt.pool.parallel_for(ceil_div(m, rows) * col_tasks, [&](int64_t task, int) {
-    const int64_t r = task / col_tasks * rows, c = task % col_tasks * cols;
-    dot(x.block(r, 0), w.block(c, 0), std::min(rows, m - r), std::min(cols, n - c), k, y.block(r, c));
-  });
-}
-
 }  // namespace
 
 void set_engine(Engine engine) {
@@ -108,12 +90,45 @@ bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k)
   return m <= 64 || n < 32 || (m <= 128 && (n <= 64 || k >= 2048));
 }
 
+void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts) {
+  // A task: about 32 KiB of w, at most 64 rows of x in passing.
+  struct Cut {
+    int64_t first = 0, cols = 0, col_tasks = 0;
+  };
+  constexpr int64_t kTaskBytes = int64_t(32) << 10, kWorthSharing = int64_t(64) << 10;
+  const int64_t rows = std::min<int64_t>(m, 64), row_tasks = ceil_div(m, rows);
+  std::array<Cut, kMostParts> cuts;
+  HYSPARSE_CHECK(parts.size() <= cuts.size(), "{} products in one group", parts.size());
+  int64_t tasks = 0, work = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const DotPart& p = parts[i];
+    const int64_t row_bytes = std::max<int64_t>(1, k * static_cast<int64_t>(size_of(p.w.dtype)));
+    cuts[i].first = tasks;
+    cuts[i].cols = std::max<int64_t>(8, kTaskBytes / row_bytes / 8 * 8);
+    cuts[i].col_tasks = ceil_div(p.n, cuts[i].cols);
+    tasks += cuts[i].col_tasks * row_tasks;
+    work += p.n * row_bytes + m * p.n * k / 4;
+  }
+  const auto run = [&](int64_t task, int) {
+    size_t i = parts.size() - 1;
+    while (task < cuts[i].first) --i;
+    const DotPart& p = parts[i];
+    const int64_t at = task - cuts[i].first, c = at % cuts[i].col_tasks * cuts[i].cols;
+    const int64_t r = at / cuts[i].col_tasks * rows;
+    const auto dot = both_bf16(x, p.w) && use_native_bf16() ? multiply_dot_bf16 : multiply_dot;
+    dot(x.block(r, 0), p.w.block(c, 0), std::min(rows, m - r), std::min(cuts[i].cols, p.n - c), k,
+        p.y.block(r, c));
+  };
+  if (work >= kWorthSharing) return rt.pool.parallel_runs(tasks, run);
+  for (int64_t task = 0; task < tasks; ++task) run(task, 0);
+}
+
 void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k,
               const Output& y) {
   if (m == 0 || n == 0) return;
   if (uses_dot(a, b, m, n, k)) {
-    const Matrix w{b.data, b.dtype, b.col, b.row};  // [n, k]
-    return multiply_with_dot(rt, a, w, m, n, k, y);
+    const DotPart part{{b.data, b.dtype, b.col, b.row}, n, y};
+    return multiply_dots(rt, a, m, k, {&part, 1});
   }
   const Kernels kernels = kernels_for(a, b);
   const bool onednn = use_onednn(a, b);

@@ -3,6 +3,8 @@
 // at 0.90-1.20 of its speed, so oneDNN serves only where it has an instruction set that they lack (AMX).
 #pragma once
 
+#include <span>
+
 #include "kernels/cpu/gemm_kernels.h"
 #include "kernels/ops.h"
 
@@ -17,6 +19,17 @@ void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t 
 
 // True where multiply() takes the dot kernel (operands k-contiguous, few rows or few columns).
 bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k);
+
+// One of several products of the same x [m, k]: y [m, n] (+)= x w^T (+ bias), w [n, k].
+struct DotPart {
+  Matrix w;
+  int64_t n = 0;
+  Output y;
+};
+inline constexpr size_t kMostParts = 8;
+// All of them by the dot kernel in one parallel region, in the order given: the weights pass by as one
+// stream. What is computed does not depend on what else is in the group.
+void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts);
 
 // Who multiplies large blocks. `automatic`: oneDNN for bf16 on CPUs with AMX, else our own. While a dispatch
 // level is forced it is always our own. Choosing oneDNN in a build without it has no effect. For tests and

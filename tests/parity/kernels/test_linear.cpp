@@ -155,6 +155,43 @@ TEST_P(Linear, RowsDoNotDependOnTheirNeighbours) {
   EXPECT_TRUE(b.close("alone", alone, bound));
 }
 
+// A group is its members one by one, to the bit: few rows (one stream of weights), many, and both in one
+// group.
+TEST_P(Linear, AGroupIsItsMembers) {
+  for (const int64_t n : {0, 1, 2, 5, 64, 90, 130}) {
+    SCOPED_TRACE(::testing::Message() << n << " rows");
+    Bench b(GetParam(), 13, true);
+    const Pair& x = b.in({n, 1100});
+    const Pair& w0 = b.in({70, 1100});
+    const Pair& w1 = b.in({9, 1100});
+    const Pair& w2 = b.in({33, 1100});
+    const Pair& bias = b.in({9});
+    const Pair& y0 = b.out({n, 70});
+    const Pair& y1 = b.out({n, 9});
+    const Pair& y2 = b.in_place(b.acc(), {n, 33});
+    const Pair& alone0 = b.out({n, 70});
+    const Pair& alone1 = b.out({n, 9});
+    const Pair& alone2 = b.out_acc({n, 33});
+    const Values before = y2.ref();
+    b.run([&](int i, Runtime& rt) {
+      const Weight a{.name = "a", .value = w0[i]}, c{.name = "c", .value = w1[i]},
+          d{.name = "d", .value = w2[i]}, bias_weight{.name = "bias", .value = bias[i]};
+      const auto members = [&](const Pair& u, const Pair& v, const Pair& w) {
+        return std::vector<LinearForward>{{x[i], a, nullptr, u[i], false},
+                                          {x[i], c, &bias_weight, v[i], false},
+                                          {x[i], d, nullptr, w[i], true}};
+      };
+      assign(alone2[i], before);
+      for (const LinearForward& member : members(alone0, alone1, alone2)) rt.ops.linear(rt, member);
+      rt.ops.linear_group(rt, members(y0, y1, y2));
+    });
+    EXPECT_EQ(values(y0[1]), values(alone0[1]));
+    EXPECT_EQ(values(y1[1]), values(alone1[1]));
+    EXPECT_EQ(values(y2[1]), values(alone2[1]));
+    EXPECT_TRUE(b.close("y0", y0, abs_product(x.ref(), w0.ref(), n, 70, 1100), 8, epsilon(b.acc())));
+  }
+}
+
 TEST_P(Linear, RefusesWrongShapes) {
   Bench b(GetParam(), 12);
   const Pair& x = b.in({4, 8});

@@ -35,6 +35,48 @@ TEST(ThreadPool, RunsEveryTaskOnce) {
   }
 }
 
+// Every worker starts on a run of its own and helps out when that is done.
+TEST(ThreadPool, RunsAreSharedOutAndFinishedTogether) {
+  for (int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    for (int64_t count : {0, 1, 2, 3, 7, 1000}) {
+      std::vector<std::atomic<int>> ran(static_cast<size_t>(count));
+      std::atomic<bool> worker_ok{true};
+      pool.parallel_runs(count, [&](int64_t i, int worker) {
+        ++ran[static_cast<size_t>(i)];
+        if (worker < 0 || worker >= threads) worker_ok = false;
+      });
+      for (const auto& r : ran) ASSERT_EQ(r.load(), 1);
+      EXPECT_TRUE(worker_ok);
+      std::atomic<int64_t> n{0};
+      pool.parallel_for(count, [&](int64_t, int) { ++n; });  // the two kinds may alternate
+      EXPECT_EQ(n, count);
+    }
+  }
+  // A worker that is held up leaves the rest of its run to the others.
+  ThreadPool pool(2);
+  std::atomic<int> done{0};
+  pool.parallel_runs(100, [&](int64_t i, int) {
+    if (i == 0)
+      while (done < 99) std::this_thread::yield();
+    ++done;
+  });
+  EXPECT_EQ(done, 100);
+}
+
+TEST(ThreadPool, AnExceptionInARunDropsTheTasksNotYetBegun) {
+  for (int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    std::atomic<int64_t> ran{0};
+    EXPECT_THROW(pool.parallel_runs(int64_t(1) << 50,
+                                    [&](int64_t, int) {
+                                      if (++ran == 10) throw std::runtime_error("stop");
+                                    }),
+                 std::runtime_error);
+    EXPECT_LT(ran, 1000000000);
+  }
+}
+
 TEST(ThreadPool, WorkersAreNeverSharedByTwoTasksAtOnce) {
   ThreadPool pool(4);
   std::vector<std::atomic<int>> busy(4);
