@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kQueryRows = 96;                   // rows (tokens x heads of a KV head) of a query tile
 constexpr int64_t kMaximaFloats = int64_t(2) << 20;  // raw block maxima that a tile may hold
-constexpr int64_t kSplitKeys = 2048;                 // keys of a chunk where few queries meet a long past
+// Keys of a chunk where few queries meet a long past: as many as make kSplitItems, within these bounds.
+constexpr int64_t kSplitLeast = 256, kSplitMost = 2048, kSplitItems = 8;
 
 // Where a sequence is cut. Depends on its own lengths alone.
 struct Plan {
@@ -63,7 +64,7 @@ class FullAttention {
     for_items(rt_, static_cast<int64_t>(items_.size()), work_,
               [this](int64_t i, int worker) { attend(items_[size_t(i)], workers_[size_t(worker)]); });
     if (!merges_.empty())
-      for_items(rt_, static_cast<int64_t>(merges_.size()), work_,
+      for_items(rt_, static_cast<int64_t>(merges_.size()), merge_work_,
                 [this](int64_t i, int worker) { merge(merges_[size_t(i)], workers_[size_t(worker)]); });
   }
 
@@ -82,9 +83,12 @@ class FullAttention {
       const int64_t ld = maxima_ld(b.kv_len(s));
       if (oracle_) p.tokens = std::clamp<int64_t>(kMaximaFloats / (shape_.r * ld), 1, p.tokens);
       p.tokens = std::min(p.tokens, b.q_len(s));
-      if (b.q_len(s) <= p.tokens && b.kv_len(s) >= 2 * kSplitKeys) {
-        const int64_t unit = oracle_ ? block_ : 1;
-        p.chunk = (kSplitKeys + unit - 1) / unit * unit;
+      const int64_t unit = oracle_ ? block_ : 1;
+      const int64_t wanted =
+          std::clamp(b.kv_len(s) * shape_.hkv / kSplitItems, kSplitLeast, kSplitMost);
+      const int64_t chunk = (wanted + unit - 1) / unit * unit;
+      if (b.q_len(s) <= p.tokens && b.kv_len(s) >= 2 * chunk) {
+        p.chunk = chunk;
         p.chunks = (b.kv_len(s) + p.chunk - 1) / p.chunk;
         p.first_part = parts;
         parts += p.chunks * shape_.hkv;
@@ -125,6 +129,7 @@ class FullAttention {
     for (const Item& m : merges_) {
       const Plan& p = plans_[size_t(m.s)];
       const int64_t part_rows = m.end * shape_.r;
+      merge_work_ += p.chunks * part_rows * shape_.dvp;
       for (int64_t c = 0; c < p.chunks; ++c) {
         Part& part = parts_[size_t(p.first_part + m.g * p.chunks + c)];
         part.o = floats(part_rows * shape_.dvp);
@@ -252,7 +257,7 @@ class FullAttention {
   int64_t block_ = 1;
   bool oracle_ = false;  // block scores are needed
   bool rank_ = false;    // so is a row of scores
-  int64_t work_ = 0;
+  int64_t work_ = 0, merge_work_ = 0;
   std::vector<Plan> plans_;
   std::vector<Item> items_, merges_;
   std::vector<Worker> workers_;

@@ -24,7 +24,7 @@ Shape shape_of(const char* op, DType t, const TensorView& q, const KvView& kv) {
 }
 
 void for_items(Runtime& rt, int64_t items, int64_t work, const std::function<void(int64_t, int)>& fn) {
-  constexpr int64_t kWorthWaking = int64_t(1) << 20;  // about 20 us of one core
+  constexpr int64_t kWorthWaking = int64_t(1) << 17;  // some microseconds of one core
   if (work >= kWorthWaking) return rt.pool.parallel_for(items, fn);
   rt.pool.parallel_for(1, [&](int64_t, int worker) {
     for (int64_t i = 0; i < items; ++i) fn(i, worker);
