@@ -90,6 +90,7 @@ struct ThreadPool::Impl {
   struct alignas(64) Run {
     std::atomic<int64_t> next{0};
     int64_t end = 0;
+    Memory then;  // what this worker reads first in the next call
   };
   std::vector<Run> runs;
   int runs_in_use = 1;
@@ -114,12 +115,22 @@ struct ThreadPool::Impl {
       }
     }
   }
-  void cut(int64_t tasks, bool in_runs) {
+  void cut(int64_t tasks, bool in_runs, std::span<const Memory> then) {
+    for (size_t r = 0; r < runs.size(); ++r) runs[r].then = r < then.size() ? then[r] : Memory{};
     runs_in_use = in_runs ? count : 1;
     for (int64_t r = 0; r < runs_in_use; ++r) {
       runs[size_t(r)].next.store(tasks * r / runs_in_use, std::memory_order_relaxed);
       runs[size_t(r)].end = tasks * (r + 1) / runs_in_use;
     }
+  }
+
+  // A page at a time, until there is something better to do.
+  template <class Stop>
+  static void fetch(const Memory& memory, const Stop& stop) {
+    constexpr int64_t kLine = 64, kPage = 4096;
+    const char* p = static_cast<const char*>(memory.data);
+    for (int64_t at = 0; at < memory.bytes && !stop(); at += kPage)
+      for (int64_t i = at; i < std::min(memory.bytes, at + kPage); i += kLine) __builtin_prefetch(p + i, 0, 3);
   }
 
   void loop(int worker) {
@@ -129,7 +140,9 @@ struct ThreadPool::Impl {
       if (stop.load()) return;
       seen = generation.load();
       work(worker);
+      const Memory then = runs[size_t(worker)].then;
       if (busy.fetch_sub(1) == 1) done.wake();
+      fetch(then, [&] { return generation.load(std::memory_order_relaxed) != seen; });
     }
   }
 
@@ -164,14 +177,16 @@ int ThreadPool::threads() const {
 }
 
 void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t, int)>& fn) {
-  run(count, false, fn);
+  run(count, false, fn, {});
 }
 
-void ThreadPool::parallel_runs(int64_t count, const std::function<void(int64_t, int)>& fn) {
-  run(count, true, fn);
+void ThreadPool::parallel_runs(int64_t count, const std::function<void(int64_t, int)>& fn,
+                               std::span<const Memory> next) {
+  run(count, true, fn, next);
 }
 
-void ThreadPool::run(int64_t count, bool in_runs, const std::function<void(int64_t, int)>& fn) {
+void ThreadPool::run(int64_t count, bool in_runs, const std::function<void(int64_t, int)>& fn,
+                     std::span<const Memory> next) {
   if (count <= 0) return;
   for (const Inside* at = inside; at; at = at->outer) {
     if (at->pool != impl_.get()) continue;
@@ -185,12 +200,13 @@ void ThreadPool::run(int64_t count, bool in_runs, const std::function<void(int64
     return;
   }
   impl_->fn = &fn;
-  impl_->cut(count, in_runs);
+  impl_->cut(count, in_runs, next);
   impl_->error = nullptr;
   impl_->busy.store(static_cast<int>(impl_->threads.size()));
   impl_->generation.fetch_add(1);
   impl_->start.wake();
   impl_->work(0);
+  Impl::fetch(impl_->runs[0].then, [] { return false; });
   impl_->done.wait(impl_->may_spin, [&] { return impl_->busy.load() == 0; });
   if (impl_->error) std::rethrow_exception(std::exchange(impl_->error, nullptr));
 }

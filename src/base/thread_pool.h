@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 namespace hysparse {
 
@@ -30,10 +31,18 @@ class ThreadPool {
 
   // The same for tasks that read memory one behind the other (rows of weights): every worker begins with a
   // run of neighbours of its own, in order, and then takes what is left of the others' runs.
-  void parallel_runs(int64_t count, const std::function<void(int64_t task, int worker)>& fn);
+  // next: empty, or for every worker what it will read first in the next such call: fetched towards its caches while
+  // it waits. A hint; nothing is read.
+  struct Memory {
+    const void* data = nullptr;
+    int64_t bytes = 0;
+  };
+  void parallel_runs(int64_t count, const std::function<void(int64_t task, int worker)>& fn,
+                     std::span<const Memory> next = {});
 
  private:
-  void run(int64_t count, bool in_runs, const std::function<void(int64_t, int)>& fn);
+  void run(int64_t count, bool in_runs, const std::function<void(int64_t, int)>& fn,
+           std::span<const Memory> next);
 
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -99,7 +99,8 @@ void Ops::add_rmsnorm(Runtime& rt, const AddRmsNorm& a) const {
   rmsnorm(rt, {a.x, a.weight, a.eps, a.y, a.rstd});
 }
 
-void Ops::linear_group(Runtime& rt, std::span<const LinearForward> group) const {
+void Ops::linear_group(Runtime& rt, std::span<const LinearForward> group,
+                       std::span<const Weight* const>) const {
   for (const LinearForward& a : group) linear(rt, a);
 }
 

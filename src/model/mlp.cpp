@@ -1,7 +1,5 @@
 #include "model/mlp.h"
 
-#include <array>
-
 namespace hysparse {
 
 void fill_mlp(Pass& p, int layer) {
@@ -11,11 +9,10 @@ void fill_mlp(Pass& p, int layer) {
   if (!s.mlp_gate) {
     p.make(s.mlp_gate, Keep::costly, p.compute(), {n, width});
     p.make(s.mlp_up, Keep::costly, p.compute(), {n, width});
-    p.ops().linear_group(
-        p.rt,
-        std::array<LinearForward, 2>{
-            {{.x = s.normed2, .weight = w.mlp_gate, .bias = nullptr, .y = s.mlp_gate, .accumulate = false},
-             {.x = s.normed2, .weight = w.mlp_up, .bias = nullptr, .y = s.mlp_up, .accumulate = false}}});
+    const LinearForward group[] = {{s.normed2, w.mlp_gate, nullptr, s.mlp_gate, false},
+                                   {s.normed2, w.mlp_up, nullptr, s.mlp_up, false}};
+    const Weight* next[] = {&w.mlp_down};
+    p.ops().linear_group(p.rt, group, next);
   }
   if (s.mlp_hidden) return;
   if (p.saved.training())
@@ -26,11 +23,9 @@ void fill_mlp(Pass& p, int layer) {
 }
 
 void mlp_output(Pass& p, int layer, const TensorView& y) {
-  p.ops().linear(p.rt, {.x = p.saved.layer(layer).mlp_hidden,
-                        .weight = p.layer_weights(layer).mlp_down,
-                        .bias = nullptr,
-                        .y = y,
-                        .accumulate = false});
+  const LinearForward down[] = {
+      {p.saved.layer(layer).mlp_hidden, p.layer_weights(layer).mlp_down, nullptr, y, false}};
+  p.ops().linear_group(p.rt, down, p.first_weights(layer + 1));
 }
 
 void mlp_backward(Pass& p, int layer, const TensorView& dy, const TensorView& dx) {

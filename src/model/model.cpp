@@ -73,9 +73,9 @@ void run_layer(Pass& p, int layer, Stream& stream, bool refill) {
   fill_attention(p, layer);
   if (!s.x_mid) {
     stream.delta = stream.buffer;
-    p.ops().linear(
-        p.rt,
-        {.x = flat(s.mix), .weight = w.o_proj, .bias = nullptr, .y = stream.delta, .accumulate = false});
+    const LinearForward output[] = {{flat(s.mix), w.o_proj, nullptr, stream.delta, false}};
+    const Weight* next[] = {&w.mlp_gate, &w.mlp_up};
+    p.ops().linear_group(p.rt, output, next);
   }
   add_norm(p, stream, w.post_attention_layernorm, s.x_mid, Keep::costly, s.normed2, s.rstd2);
   fill_mlp(p, layer);

@@ -41,6 +41,8 @@ struct Pass {
   DType compute() const { return weights.options().compute; }
   DType accumulation() const { return accumulation_dtype(compute()); }
   double softmax_scale() const;
+  // What a layer reads first, or the head behind the last one: the hint of linear_group.
+  std::vector<const Weight*> first_weights(int layer) const;
 
   void make(TensorView& view, Keep keep, DType dtype, std::initializer_list<int64_t> dims) const {
     saved.make(rt.scratch, view, keep, dtype, dims);

@@ -108,6 +108,15 @@ void finish_kv(Pass& p, int layer, Keep keep) {
 
 }  // namespace
 
+std::vector<const Weight*> Pass::first_weights(int layer) const {
+  if (layer == static_cast<int>(plan.size())) return {&weights.lm_head()};
+  const LayerWeights& w = layer_weights(layer);
+  std::vector<const Weight*> first = {&w.q_proj};
+  for (const Weight* more : {&w.k_proj, &w.v_proj, &w.sparse_gate, &w.window_gate, &w.gate})
+    if (*more) first.push_back(more);
+  return first;
+}
+
 double Pass::softmax_scale() const {
   return 1.0 / std::sqrt(static_cast<double>(config.d()));
 }
@@ -123,7 +132,8 @@ void fill_projections(Pass& p, int layer, const Wanted& wanted) {
     p.make(*gate.logits, Keep::costly, p.accumulation(), {p.tokens(), p.config.gate_width()});
     project(p, layer, *gate.weight, {}, *gate.logits, group);
   }
-  if (!group.empty()) p.ops().linear_group(p.rt, group);
+  const Weight* next[] = {&p.layer_weights(layer).o_proj};
+  if (!group.empty()) p.ops().linear_group(p.rt, group, next);
   if (q) finish_q(p, layer);
   if (kv) finish_kv(p, layer, *wanted.kv);
 }

@@ -55,8 +55,9 @@ class CpuOps final : public Ops {
     cpu_sparse_window_gated(rt, p);
   }
   void add_rmsnorm(Runtime& rt, const AddRmsNorm& p) const override { cpu_add_rmsnorm(rt, p); }
-  void linear_group(Runtime& rt, std::span<const LinearForward> group) const override {
-    cpu_linear_group(rt, group);
+  void linear_group(Runtime& rt, std::span<const LinearForward> group,
+                    std::span<const Weight* const> next) const override {
+    cpu_linear_group(rt, group, next);
   }
   void head_loss(Runtime& rt, const HeadLoss& p) const override { cpu_head_loss(rt, p); }
 };

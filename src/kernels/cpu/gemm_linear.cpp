@@ -55,7 +55,7 @@ void cpu_linear(Runtime& rt, const LinearForward& p) {
                  p.x.dim(1), output_of(p));
 }
 
-void cpu_linear_group(Runtime& rt, std::span<const LinearForward> group) {
+void cpu_linear_group(Runtime& rt, std::span<const LinearForward> group, std::span<const Weight* const> next) {
   std::array<gemm::DotPart, gemm::kMostParts> parts;
   bool dots = group.size() <= parts.size();
   for (size_t i = 0; i < group.size() && dots; ++i) {
@@ -69,9 +69,12 @@ void cpu_linear_group(Runtime& rt, std::span<const LinearForward> group) {
     for (const LinearForward& p : group) cpu_linear(rt, p);
     return;
   }
-  if (!group.empty() && group[0].x.dim(0) > 0)
-    gemm::multiply_dots(rt, matrix_of(group[0].x), group[0].x.dim(0), group[0].x.dim(1),
-                        {parts.data(), group.size()});
+  if (group.empty() || group[0].x.dim(0) == 0) return;
+  std::array<TensorView, gemm::kMostParts> following;
+  const size_t known = std::min(next.size(), following.size());
+  for (size_t i = 0; i < known; ++i) following[i] = next[i]->value;
+  gemm::multiply_dots(rt, matrix_of(group[0].x), group[0].x.dim(0), group[0].x.dim(1),
+                      {parts.data(), group.size()}, {following.data(), known});
 }
 
 void cpu_linear_backward(Runtime& rt, const LinearBackward& p) {

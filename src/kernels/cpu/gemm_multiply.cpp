@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <vector>
 
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/gemm_onednn.h"
@@ -79,6 +80,34 @@ Kernels kernels_for(const Matrix& a, const Matrix& b) {
   return {pack_block, multiply_block, kBlockDepth};
 }
 
+// Rows of w [n, k] in a task of multiply_dots.
+int64_t dot_columns(int64_t k, DType dtype) {
+  constexpr int64_t kTaskBytes = int64_t(32) << 10;
+  const int64_t row_bytes = std::max<int64_t>(1, k * static_cast<int64_t>(size_of(dtype)));
+  return std::max<int64_t>(8, kTaskBytes / row_bytes / 8 * 8);
+}
+
+// Where each of the workers begins in a group of such weights.
+std::vector<ThreadPool::Memory> beginnings(std::span<const TensorView> weights, int workers) {
+  constexpr int64_t kFetched = int64_t(32) << 10;
+  int64_t tasks = 0;
+  for (const TensorView& w : weights) tasks += ceil_div(w.dim(0), dot_columns(w.dim(1), w.dtype));
+  std::vector<ThreadPool::Memory> out;
+  for (int worker = 0; worker < workers; ++worker) {
+    int64_t task = tasks * worker / workers;
+    for (const TensorView& w : weights) {
+      const int64_t cols = dot_columns(w.dim(1), w.dtype), here = ceil_div(w.dim(0), cols);
+      if (task < here) {
+        const TensorView rest = w.rows(task * cols, w.dim(0));
+        out.push_back({rest.data, std::min(kFetched, static_cast<int64_t>(rest.bytes()))});
+        break;
+      }
+      task -= here;
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 void set_engine(Engine engine) {
@@ -90,36 +119,34 @@ bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k)
   return m <= 64 || n < 32 || (m <= 128 && (n <= 64 || k >= 2048));
 }
 
-void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts) {
+void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts,
+                   std::span<const TensorView> next) {
   // A task: about 32 KiB of w, at most 64 rows of x in passing.
-  struct Cut {
-    int64_t first = 0, cols = 0, col_tasks = 0;
-  };
-  constexpr int64_t kTaskBytes = int64_t(32) << 10, kWorthSharing = int64_t(64) << 10;
+  constexpr int64_t kWorthSharing = int64_t(64) << 10;
   const int64_t rows = std::min<int64_t>(m, 64), row_tasks = ceil_div(m, rows);
-  std::array<Cut, kMostParts> cuts;
-  HYSPARSE_CHECK(parts.size() <= cuts.size(), "{} products in one group", parts.size());
+  std::array<int64_t, kMostParts> first{};  // task of a part
+  HYSPARSE_CHECK(parts.size() <= first.size(), "{} products in one group", parts.size());
   int64_t tasks = 0, work = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     const DotPart& p = parts[i];
-    const int64_t row_bytes = std::max<int64_t>(1, k * static_cast<int64_t>(size_of(p.w.dtype)));
-    cuts[i].first = tasks;
-    cuts[i].cols = std::max<int64_t>(8, kTaskBytes / row_bytes / 8 * 8);
-    cuts[i].col_tasks = ceil_div(p.n, cuts[i].cols);
-    tasks += cuts[i].col_tasks * row_tasks;
-    work += p.n * row_bytes + m * p.n * k / 4;
+    first[i] = tasks;
+    tasks += ceil_div(p.n, dot_columns(k, p.w.dtype)) * row_tasks;
+    work += p.n * k * (static_cast<int64_t>(size_of(p.w.dtype)) + m / 4);
   }
   const auto run = [&](int64_t task, int) {
     size_t i = parts.size() - 1;
-    while (task < cuts[i].first) --i;
+    while (task < first[i]) --i;
     const DotPart& p = parts[i];
-    const int64_t at = task - cuts[i].first, c = at % cuts[i].col_tasks * cuts[i].cols;
-    const int64_t r = at / cuts[i].col_tasks * rows;
+    const int64_t cols = dot_columns(k, p.w.dtype), col_tasks = ceil_div(p.n, cols);
+    const int64_t c = (task - first[i]) % col_tasks * cols, r = (task - first[i]) / col_tasks * rows;
     const auto dot = both_bf16(x, p.w) && use_native_bf16() ? multiply_dot_bf16 : multiply_dot;
-    dot(x.block(r, 0), p.w.block(c, 0), std::min(rows, m - r), std::min(cuts[i].cols, p.n - c), k,
-        p.y.block(r, c));
+    dot(x.block(r, 0), p.w.block(c, 0), std::min(rows, m - r), std::min(cols, p.n - c), k, p.y.block(r, c));
   };
-  if (work >= kWorthSharing) return rt.pool.parallel_runs(tasks, run);
+  if (work >= kWorthSharing) {
+    std::vector<ThreadPool::Memory> begins;
+    if (m == 1 && !next.empty()) begins = beginnings(next, rt.pool.threads());
+    return rt.pool.parallel_runs(tasks, run, begins);
+  }
   for (int64_t task = 0; task < tasks; ++task) run(task, 0);
 }
 

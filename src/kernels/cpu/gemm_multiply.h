@@ -27,9 +27,11 @@ struct DotPart {
   Output y;
 };
 inline constexpr size_t kMostParts = 8;
-// All of them by the dot kernel in one parallel region, in the order given: the weights pass by as one
-// stream. What is computed does not depend on what else is in the group.
-void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts);
+// All of them by the dot kernel in one parallel region, in the order given: the weights pass by as one stream. What
+// is computed does not depend on what else is in the group. next: the weights of the group that follows, if known,
+// [n, k]; each worker fetches where it will begin.
+void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts,
+                   std::span<const TensorView> next = {});
 
 // Who multiplies large blocks. `automatic`: oneDNN for bf16 on CPUs with AMX, else our own. While a dispatch
 // level is forced it is always our own. Choosing oneDNN in a build without it has no effect. For tests and

@@ -11,7 +11,7 @@ void cpu_embedding_backward(Runtime&, const EmbeddingBackward&);
 void cpu_rmsnorm(Runtime&, const RmsNormForward&);
 void cpu_rmsnorm_backward(Runtime&, const RmsNormBackward&);
 void cpu_linear(Runtime&, const LinearForward&);
-void cpu_linear_group(Runtime&, std::span<const LinearForward>);
+void cpu_linear_group(Runtime&, std::span<const LinearForward>, std::span<const Weight* const> next);
 void cpu_linear_backward(Runtime&, const LinearBackward&);
 void cpu_rope(Runtime&, const Rope&);
 void cpu_add(Runtime&, const Add&);
