@@ -22,6 +22,7 @@ struct Flags {
   bool twin = false;
   CLI::Option *context_option = nullptr, *attention_option = nullptr;
   BenchSettings settings;
+  std::string weights = "dtype";
   DeviceFlags device;
 };
 
@@ -75,6 +76,7 @@ void run(const Flags& f) {
   Runtime& rt = machine.runtime();
   BenchSettings settings = f.settings;
   settings.compute = machine.compute();
+  settings.weights = weight_format_of(f.weights);
   if (f.context_option->count() > 0 && f.attention_option->count() == 0)
     settings.attention_tokens = settings.context;
   BenchReport report(rt.ops.name(), f.device.dtype, rt.pool.threads());
@@ -106,6 +108,7 @@ void run(const Flags& f) {
   for (const std::string& part : parts) again += " " + part;
   for (const std::string& path : f.configs) again += " --config " + path;
   for (const std::string& set : f.sets) again += " --set " + set;
+  if (f.weights != "dtype") again += " --weights " + f.weights;
   std::printf(
       "again: hysparse bench%s --dtype %s --threads %d --context %lld --attention-tokens %lld --repeat "
       "%d%s\n",
@@ -142,6 +145,7 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   c.add_option("--json", f.json, "write all figures with every run to this file");
   add_device_flags(c, f.device);
+  add_weights_flag(c, f.weights);
   c.footer(
       "Example: hysparse bench decode --config configs/demo.json --context 8192 --twin --json bench.json");
   c.callback([flags] { run(*flags); });

@@ -83,7 +83,9 @@ void bench_train(Runtime& rt, const BenchModel& m, const BenchSettings& settings
   const ModelConfig& config = m.config.model;
   const TrainConfig& t = m.config.train;
   const LayerPlan plan = build_layer_plan(config);
-  Weights weights(config, plan, WeightOptions{.compute = settings.compute, .training = true}, rt.memory);
+  Weights weights(config, plan,
+                  WeightOptions{.compute = settings.compute, .training = true, .format = settings.weights},
+                  rt.memory);
   weights.init_random(config, plan, 1, &rt.pool);
   Model model(config, weights);
   Optimizer optimizer(weights);
@@ -113,7 +115,8 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   using Clock = std::chrono::steady_clock;
   const ModelConfig& config = m.config.model;
   const LayerPlan plan = build_layer_plan(config);
-  Weights weights(config, plan, WeightOptions{.compute = settings.compute}, rt.memory);
+  Weights weights(config, plan, WeightOptions{.compute = settings.compute, .format = settings.weights},
+                  rt.memory);
   weights.init_random(config, plan, 1, &rt.pool);
   Model model(config, weights);
   SessionOptions options;
@@ -123,6 +126,7 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   Session session(rt, model, options);
   const std::vector<int32_t> prompt = random_tokens(settings.context, config.vocab_size, 7);
   auto shape = shape_of(m, weights.parameters());
+  if (settings.weights == WeightFormat::int8) shape.emplace_back("weights", "int8");
   shape.emplace_back("context", std::to_string(settings.context));
 
   std::vector<double> rates;

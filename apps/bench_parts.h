@@ -3,12 +3,14 @@
 
 #include "bench_report.h"
 #include "kernels/ops.h"
+#include "model/weights.h"
 #include "train/run_config.h"
 
 namespace hysparse {
 
 struct BenchSettings {
   DType compute = DType::f32;
+  WeightFormat weights = WeightFormat::compute;
   int repeats = 5;
   double seconds = 0.3;    // at least this long a run of a kernel
   int64_t context = 4096;  // of prefill and decode

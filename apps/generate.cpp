@@ -25,6 +25,7 @@ struct Flags {
   bool interactive = false, tokens = false, stats = false, ignore_eos = false, special = false;
   GenerateOptions generate;
   SessionOptions session;
+  std::string weights = "dtype";
   DeviceFlags device;
 };
 
@@ -150,8 +151,9 @@ void run(const Flags& f) {
   else if (f.prompt_option->count() > 0 || !f.prompt_file.empty() || !f.dash.empty())
     throw input_error("--interactive", "prompts are read line by line from standard input",
                       "leave --prompt away");
-  TextModel m = load_text_model(f.model, machine.compute(), machine.runtime().memory,
-                                warnings_only(machine.runtime().log));
+  TextModel m =
+      load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
+                      machine.runtime().memory, warnings_only(machine.runtime().log));
   if (!f.tokens) m.text();
   Session session(machine.runtime(), m.model(), f.session);
   struct sigaction action {};
@@ -217,6 +219,7 @@ void add_generate(CLI::App& app) {
       ->capture_default_str();
   c.add_flag("--stats", f.stats, "tokens per second and KV cache bytes, on standard error");
   add_device_flags(c, f.device);
+  add_weights_flag(c, f.weights);
   c.footer(
       "Order of the filters: repetition penalty, temperature, top-k, top-p, min-p.\n"
       "Example: hysparse generate --model out/demo/model --prompt \"It is a truth\" --max-new-tokens 100 "

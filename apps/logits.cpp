@@ -25,6 +25,7 @@ struct Flags {
   int64_t chunk = 64;
   bool layers = false;
   CLI::Option* chunk_option = nullptr;
+  std::string weights = "dtype";
   DeviceFlags device;
 };
 
@@ -179,7 +180,7 @@ void run(const Flags& flags) {
   CommandMachine machine(flags.device);
   Runtime& rt = machine.runtime();
   LoadOptions load;
-  load.weights.compute = machine.compute();
+  load.weights = {.compute = machine.compute(), .format = weight_format_of(flags.weights)};
   load.memory = &rt.memory;
   load.log = rt.log;
   LoadedModel loaded = load_model_dir(flags.model, load);
@@ -258,6 +259,7 @@ void add_logits(CLI::App& app) {
       "and selection.{i} [Hkv, T, topk / block]");
   c.add_option("--selection", flags->selection, "use the selections of an earlier output instead of scoring");
   add_device_flags(c, flags->device);
+  add_weights_flag(c, flags->weights);
   c.footer(
       "Example: hysparse logits --model out/demo/model --tokens ids.json --out logits.safetensors --layers");
   c.callback([flags] { run(*flags); });

@@ -20,6 +20,7 @@ struct Flags {
   std::vector<std::string> inputs;
   PerplexityOptions options;
   bool tokens = false, json = false;
+  std::string weights = "dtype";
   DeviceFlags device;
 };
 
@@ -75,7 +76,9 @@ void print_text(const PerplexityResult& r) {
 void run(const Flags& f) {
   CommandMachine machine(f.device);
   Runtime& rt = machine.runtime();
-  TextModel m = load_text_model(f.model, machine.compute(), rt.memory, warnings_only(rt.log));
+  TextModel m =
+      load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
+                      rt.memory, warnings_only(rt.log));
   PerplexityOptions o = fill_in(f.options, m.config().max_position_embeddings);
   if (!f.tokens) {
     m.text();
@@ -130,6 +133,7 @@ void add_perplexity(CLI::App& app) {
   c.add_flag("--tokens", f.tokens, "inputs hold token ids instead of text: works without a tokenizer");
   c.add_flag("--json", f.json, "print one JSON object");
   add_device_flags(c, f.device);
+  add_weights_flag(c, f.weights);
   c.footer(
       "Every token after the first of a document is scored exactly once, with at least window - stride "
       "tokens of "

@@ -53,9 +53,10 @@ typedef struct {
   int32_t threads;   /* 0: all CPUs this process may use */
   hysparse_log_callback log; /* optional; called during hysparse_model_load only */
   void* log_user;
+  const char* weights; /* what matrices are kept in: "dtype" (as the computation) or "int8"; NULL: "dtype" */
 } hysparse_model_options;
 #define HYSPARSE_MODEL_OPTIONS_INIT \
-  { sizeof(hysparse_model_options), NULL, 0, NULL, NULL }
+  { sizeof(hysparse_model_options), NULL, 0, NULL, NULL, NULL }
 
 /* `dir`: config.json, model*.safetensors and, for text, tokenizer.json. `options` may be NULL. */
 HYSPARSE_API int hysparse_model_load(const char* dir, const hysparse_model_options* options,

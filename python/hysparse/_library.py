@@ -18,7 +18,7 @@ ProgressCallback = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_int64)
 
 
 class ModelOptions(C.Structure):
-    _fields_ = [("size", C.c_size_t), ("dtype", C.c_char_p), ("threads", C.c_int32), ("log", LogCallback), ("log_user", C.c_void_p)]
+    _fields_ = [("size", C.c_size_t), ("dtype", C.c_char_p), ("threads", C.c_int32), ("log", LogCallback), ("log_user", C.c_void_p), ("weights", C.c_char_p)]
 
 
 class ModelInfo(C.Structure):

@@ -65,17 +65,19 @@ class Model(Handle):
         raise TypeError("use Model.load(dir)")
 
     @classmethod
-    def load(cls, dir: Path, *, dtype: str = "f32", threads: int = 0) -> "Model":
+    def load(cls, dir: Path, *, dtype: str = "f32", threads: int = 0, weights: str = "dtype") -> "Model":
         """Loads a directory with config.json, model*.safetensors and, for text, tokenizer.json.
 
         ``dtype``: of the computation, "f32", "bf16" or "f64" (the slow reference). ``threads``: 0 for all CPUs this
-        process may use; their number never changes a result. What deserves a word goes to the logger "hysparse".
+        process may use; their number never changes a result. ``weights``: what matrices are kept in, "dtype" (as the
+        computation) or "int8" (a quarter of f32's memory and faster text, a little less exact). What deserves a word goes to the logger "hysparse".
         """
         where = arguments.path(dir, "dir")
         logger = logging.getLogger("hysparse")
         log = c.LogCallback(lambda _, level, message: logger.log(_LEVELS.get(level, logging.INFO), "%s", message.decode(errors="replace")))
         options = c.sized(
             c.ModelOptions, dtype=arguments.name(dtype, "dtype"), threads=arguments.whole(threads, "threads", 0, 2**31 - 1), log=log,
+            weights=arguments.name(weights, "weights"),
         )
         self = cls.__new__(cls)
         self._own(c.new_handle("hysparse_model_load", where, C.byref(options)))

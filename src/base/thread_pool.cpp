@@ -130,7 +130,8 @@ struct ThreadPool::Impl {
     constexpr int64_t kLine = 64, kPage = 4096;
     const char* p = static_cast<const char*>(memory.data);
     for (int64_t at = 0; at < memory.bytes && !stop(); at += kPage)
-      for (int64_t i = at; i < std::min(memory.bytes, at + kPage); i += kLine) __builtin_prefetch(p + i, 0, 3);
+      for (int64_t i = at; i < std::min(memory.bytes, at + kPage); i += kLine)
+        __builtin_prefetch(p + i, 0, 3);
   }
 
   void loop(int worker) {

@@ -31,8 +31,8 @@ class ThreadPool {
 
   // The same for tasks that read memory one behind the other (rows of weights): every worker begins with a
   // run of neighbours of its own, in order, and then takes what is left of the others' runs.
-  // next: empty, or for every worker what it will read first in the next such call: fetched towards its caches while
-  // it waits. A hint; nothing is read.
+  // next: empty, or for every worker what it will read first in the next such call: fetched towards its
+  // caches while it waits. A hint; nothing is read.
   struct Memory {
     const void* data = nullptr;
     int64_t bytes = 0;

@@ -75,8 +75,10 @@ int hysparse_model_load(const char* dir, const hysparse_model_options* options, 
     machine.threads = o.threads;
     if (o.dtype) machine.dtype = o.dtype;
     auto model = std::make_shared<ModelObject>(machine);
-    model->text = load_text_model(path, model->machine.compute(), model->machine.runtime().memory,
-                                  log_to(o.log, o.log_user));
+    model->text = load_text_model(
+        path,
+        {.compute = model->machine.compute(), .format = weight_format_of(o.weights ? o.weights : "dtype")},
+        model->machine.runtime().memory, log_to(o.log, o.log_user));
     *out = static_cast<hysparse_model*>(add_handle(HandleKind::model, std::move(model), AfterFork::dead));
     return HYSPARSE_OK;
   });

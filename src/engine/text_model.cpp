@@ -19,11 +19,12 @@ std::string_view TextModel::token_bytes(int32_t id) const {
   return tokenizer->token_bytes(id);
 }
 
-TextModel load_text_model(const std::string& dir, DType compute, Memory& memory, const Log& log) {
+TextModel load_text_model(const std::string& dir, const WeightOptions& weights, Memory& memory,
+                          const Log& log) {
   TextModel out;
   out.where = dir;
   LoadOptions options;
-  options.weights.compute = compute;
+  options.weights = weights;
   options.memory = &memory;
   options.log = log;
   out.loaded = load_model_dir(dir, options);

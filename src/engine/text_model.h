@@ -28,6 +28,7 @@ struct TextModel {
 
   std::string where;  // the directory
 };
-TextModel load_text_model(const std::string& dir, DType compute, Memory& memory, const Log& log);
+TextModel load_text_model(const std::string& dir, const WeightOptions& weights, Memory& memory,
+                          const Log& log);
 
 }  // namespace hysparse

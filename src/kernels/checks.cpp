@@ -3,6 +3,8 @@
 #include <initializer_list>
 #include <string>
 
+#include "kernels/quantise.h"
+
 namespace hysparse {
 namespace {
 
@@ -161,6 +163,15 @@ int64_t blocks_of(int64_t length, int64_t block) {
   return (length + block - 1) / block;
 }
 
+// A matrix of T, or i8 with its scales.
+void want_matrix(const char* op, const Weight& w, DType t, int64_t in) {
+  if (!w.scales) return want(op, "weight", w.value, t, {kAny, in});
+  want(op, "weight", w.value, DType::i8, {kAny, in});
+  want(op, "weight.scales", w.scales, DType::f32, {w.value.dim(0), quant_groups(w.value.dim(1))});
+  want_contiguous(op, "weight", w.value);
+  want_contiguous(op, "weight.scales", w.scales);
+}
+
 void check_gate(const char* op, const char* name, const TensorView& gate, const TensorView& a, DType acc) {
   const bool channel = gate && gate.rank == 2 && gate.dim(1) != a.dim(1);
   want(op, name, gate, acc, {a.dim(0), channel ? a.dim(1) * a.dim(2) : a.dim(1)});
@@ -170,8 +181,8 @@ void check_gate(const char* op, const char* name, const TensorView& gate, const 
 
 DType check_args(const EmbeddingForward& a) {
   const char* op = "embedding";
-  const DType t = compute(op, "weight", a.weight.value);
-  want(op, "weight", a.weight.value, t, {kAny, kAny});
+  const DType t = compute(op, "y", a.y);
+  want_matrix(op, a.weight, t, kAny);
   want(op, "tokens", a.tokens, DType::i32, {kAny});
   want(op, "y", a.y, t, {a.tokens.dim(0), a.weight.value.dim(1)});
   return t;
@@ -209,7 +220,7 @@ DType check_args(const LinearForward& a) {
   const char* op = "linear";
   const DType t = compute(op, "x", a.x);
   want(op, "x", a.x, t, {kAny, kAny});
-  want(op, "weight", a.weight.value, t, {kAny, a.x.dim(1)});
+  want_matrix(op, a.weight, t, a.x.dim(1));
   if (a.bias) want(op, "bias", a.bias->value, t, {a.weight.value.dim(0)});
   want_either(op, "y", a.y, t, accumulation_dtype(t), {a.x.dim(0), a.weight.value.dim(0)});
   return t;
@@ -427,7 +438,11 @@ DType check_args(const HeadLoss& a) {
   const char* op = "head_loss";
   const DType t = compute(op, "x", a.x);
   want(op, "x", a.x, t, {kAny, kAny});
-  want(op, "weight", a.weight.value, t, {kAny, a.x.dim(1)});
+  const bool forward_only = a.grad_scale == 0 || (!a.dx && !a.weight.grad);
+  if (forward_only)
+    want_matrix(op, a.weight, t, a.x.dim(1));
+  else
+    want(op, "weight", a.weight.value, t, {kAny, a.x.dim(1)});
   want(op, "labels", a.labels, DType::i32, {a.x.dim(0)});
   want(op, "loss", a.loss, accumulation_dtype(t), {a.x.dim(0)});
   maybe(op, "dx", a.dx, t, {a.x.dim(0), a.x.dim(1)});

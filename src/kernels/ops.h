@@ -321,8 +321,8 @@ class Ops {
   virtual void sparse_window_gated(Runtime&, const SparseWindowGated&) const;
   virtual void add_rmsnorm(Runtime&, const AddRmsNorm&) const;
   virtual void head_loss(Runtime&, const HeadLoss&) const;
-  // Products of one and the same x, none of which reads another's y: as linear() of each. next: the weights of the
-  // group that follows, where known; a hint.
+  // Products of one and the same x, none of which reads another's y: as linear() of each. next: the weights
+  // of the group that follows, where known; a hint.
   virtual void linear_group(Runtime&, std::span<const LinearForward>,
                             std::span<const Weight* const> next = {}) const;
 };

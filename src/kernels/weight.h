@@ -8,11 +8,16 @@
 
 namespace hysparse {
 
+inline constexpr int64_t kQuantGroup = 64;  // elements that share a scale
+
 // A named parameter. linear() and friends take a Weight, never a raw pointer, so that a backend may keep its
 // own packed copy and so that quantised or sharded weights can arrive later without new signatures.
 struct Weight {
   std::string name;  // checkpoint name, "model.layers.0.self_attn.q_proj.weight"
-  TensorView value;  // what kernels read: compute dtype (f64, f32 or bf16); [out, in], [n] or [vocab, hidden]
+  // What kernels read: compute dtype (f64, f32 or bf16); [out, in], [n] or [vocab, hidden]. A matrix may be
+  // i8 with scales (kernels/quantise.h); linear() and embedding() read both kinds, nothing else does.
+  TensorView value;
+  TensorView scales;  // i8: [out, quant_groups(in)] f32; else empty
   TensorView
       master;  // what the optimiser moves: f32 (f64 under ref); the same memory as `value` when dtypes match
   TensorView grad;       // accumulated, f32 (f64 under ref), same shape; empty outside training
@@ -22,7 +27,7 @@ struct Weight {
   mutable uint64_t packed_version = ~0ull;
 
   explicit operator bool() const { return bool(value); }
-  size_t bytes() const { return value.bytes(); }  // that reading the whole value moves
+  size_t bytes() const { return value.bytes() + scales.bytes(); }  // that reading the whole value moves
 };
 
 }  // namespace hysparse

@@ -155,7 +155,13 @@ void load_weights(const fs::path& dir, const ModelConfig& config, Weights& weigh
   for (Weight* w : weights.all()) {
     const bool master = w->master && w->master.data != w->value.data;
     separate_masters |= master;
-    read_into(files, w->name, master ? w->master : w->value, weights.memory());
+    if (w->scales) {
+      const Tensor wide(DType::f32, {w->value.dim(0), w->value.dim(1)});
+      files.read(w->name, wide);
+      weights.set_quantised(*w, 0, w->value.dim(0), wide.view().as<float>());
+    } else {
+      read_into(files, w->name, master ? w->master : w->value, weights.memory());
+    }
     ++w->version;
   }
   if (separate_masters) weights.master_to_value();
@@ -178,6 +184,7 @@ void save_model_dir(const fs::path& dir, const ModelConfig& config, Weights& wei
   std::vector<Tensor> copies;  // of what lives on a device
   std::vector<NamedTensor> tensors;
   for (Weight* w : weights.all()) {
+    HYSPARSE_CHECK(!w->scales, "{}: int8 weights are not saved", w->name);
     TensorView from = w->master ? w->master : w->value;
     if (weights.memory().device() != DeviceKind::cpu) {
       copies.push_back(host_tensor(from.dtype, {from.shape.begin(), from.shape.begin() + from.rank}));

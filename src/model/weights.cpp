@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "kernels/quantise.h"
 
 namespace hysparse {
 namespace {
@@ -41,6 +42,11 @@ class Catalogue {
   void matrix(const std::string& name, int64_t out, int64_t in, Slot slot = nullptr,
               Init init = Init::normal) {
     add(name, {out, in}, init, slot);
+    items.back().spec.quantisable = true;
+  }
+  // Of gates and routers: small, and what they say is felt everywhere.
+  void gate(const std::string& name, int64_t out, Slot slot = nullptr) {
+    add(name, {out, c_.hidden_size}, Init::normal, slot);
   }
   void vector(const std::string& name, int64_t size, Init init, Slot slot = nullptr, bool f32 = false) {
     add(name, {size}, init, slot, f32);
@@ -67,15 +73,15 @@ class Catalogue {
     if (entry.window > 0) vector("self_attn.sinks", hq, Init::zero, &W::sinks, true);
     if (entry.kind == LayerKind::sparse) {
       vector("self_attn.sparse_sinks", hq, Init::zero, &W::sparse_sinks, true);
-      matrix("self_attn.sparse_gate.weight", c_.gate_width(), hidden, &W::sparse_gate);
-      if (entry.window > 0) matrix("self_attn.window_gate.weight", c_.gate_width(), hidden, &W::window_gate);
+      gate("self_attn.sparse_gate.weight", c_.gate_width(), &W::sparse_gate);
+      if (entry.window > 0) gate("self_attn.window_gate.weight", c_.gate_width(), &W::window_gate);
     }
     if (entry.kind == LayerKind::full && entry.gated)
-      matrix("self_attn.gate.weight", c_.gate_width(), hidden, &W::gate);
+      gate("self_attn.gate.weight", c_.gate_width(), &W::gate);
 
     vector("post_attention_layernorm.weight", hidden, Init::one, &W::post_attention_layernorm);
     if (entry.moe) {
-      matrix("mlp.gate.weight", c_.n_routed_experts, hidden);
+      gate("mlp.gate.weight", c_.n_routed_experts);
       vector("mlp.gate.e_score_correction_bias", c_.n_routed_experts, Init::zero, nullptr, true);
       for (int64_t e = 0; e < c_.n_routed_experts; ++e) {
         const size_t first = items.size();
@@ -134,6 +140,12 @@ void store(Memory& memory, const TensorView& dst, int64_t begin, const float* va
 
 }  // namespace
 
+WeightFormat weight_format_of(std::string_view name) {
+  if (name == "dtype") return WeightFormat::compute;
+  if (name == "int8") return WeightFormat::int8;
+  throw expected_error("weights", "dtype (as the computation) or int8", "'" + std::string(name) + "'");
+}
+
 std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan& plan) {
   std::vector<WeightSpec> specs;
   for (Item& item : Catalogue(config, plan).items) specs.push_back(std::move(item.spec));
@@ -145,35 +157,42 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
   if (config.n_routed_experts > 0)
     throw input_error("n_routed_experts", "mixture-of-experts layers do not run in this version",
                       "plan and inspect take such a config; training and inference need n_routed_experts 0");
+  const bool int8 = options.format == WeightFormat::int8;
+  if (int8 && options.training)
+    throw input_error("weights", "int8 weights cannot be trained",
+                      "train in f32 or bf16; load the result as int8");
+  if (int8 && memory.device() != DeviceKind::cpu)
+    throw input_error("weights", "int8 weights run on the CPU only in this version");
   const DType acc = options.compute == DType::f64 ? DType::f64 : DType::f32;
   layers.resize(plan.size());
   const Catalogue catalogue(config, plan);
   const auto for_buffers = [&](const Item& item, const auto& fn) {
+    const std::vector<int64_t>& shape = item.spec.shape;
+    if (int8 && item.spec.quantisable) {
+      fn(DType::i8, shape, &Weight::value);
+      fn(DType::f32, std::vector<int64_t>{shape[0], quant_groups(shape[1])}, &Weight::scales);
+      return;
+    }
     const DType value = item.spec.always_f32 ? acc : options.compute;
-    fn(value, &Weight::value);
-    if (options.training && value != acc) fn(acc, &Weight::master);
-    if (options.training) fn(acc, &Weight::grad);
+    fn(value, shape, &Weight::value);
+    if (options.training && value != acc) fn(acc, shape, &Weight::master);
+    if (options.training) fn(acc, shape, &Weight::grad);
   };
   // All in one piece of memory, which the system can keep on huge pages.
-  const auto bytes_of = [](const Item& item, DType dtype) {
+  const auto bytes_of = [](const Item& item, DType dtype, const std::vector<int64_t>& shape) {
     size_t bytes = size_of(dtype);
-    for (const int64_t d : item.spec.shape)
+    for (const int64_t d : shape)
       HYSPARSE_CHECK(!__builtin_mul_overflow(bytes, static_cast<size_t>(d), &bytes), "{} is too large",
                      item.spec.name);
     return (bytes + 63) / 64 * 64;
   };
   size_t total = 0, at = 0;
   for (const Item& item : catalogue.items)
-    for_buffers(item, [&](DType dtype, auto) {
-      HYSPARSE_CHECK(!__builtin_add_overflow(total, bytes_of(item, dtype), &total) && total >> 62 == 0,
+    for_buffers(item, [&](DType dtype, const std::vector<int64_t>& shape, auto) {
+      HYSPARSE_CHECK(!__builtin_add_overflow(total, bytes_of(item, dtype, shape), &total) && total >> 62 == 0,
                      "the model is too large");
     });
   storage_ = Tensor(DType::u8, {static_cast<int64_t>(total)}, memory);
-  auto allocate = [&](const Item& item, DType dtype) {
-    const TensorView flat(static_cast<std::byte*>(storage_.view().data) + at, dtype, {0});
-    at += bytes_of(item, dtype);
-    return shaped(flat, item.spec.shape);
-  };
   for (const Item& item : catalogue.items) {
     Weight& w = item.slot                                       ? layers[size_t(item.layer)].*item.slot
                 : item.spec.name == "model.embed_tokens.weight" ? embed_tokens
@@ -181,7 +200,11 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
                                                                 : lm_head_own;
     w.name = item.spec.name;
     w.decay = item.spec.decay;
-    for_buffers(item, [&](DType dtype, TensorView Weight::*buffer) { w.*buffer = allocate(item, dtype); });
+    for_buffers(item, [&](DType dtype, const std::vector<int64_t>& shape, TensorView Weight::*buffer) {
+      const TensorView flat(static_cast<std::byte*>(storage_.view().data) + at, dtype, {0});
+      at += bytes_of(item, dtype, shape);
+      w.*buffer = shaped(flat, shape);
+    });
     if (w.value.dtype == acc) w.master = w.value;
     all_.push_back(&w);
     by_name_[w.name] = &w;
@@ -205,8 +228,9 @@ void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint
   for (const WeightSpec& spec : specs) {
     Weight* w = find(spec.name);
     HYSPARSE_CHECK(w, "init_random: no tensor {}: another config", spec.name);
-    for (int64_t begin = 0; begin < w->value.numel(); begin += kPiece)
-      pieces.push_back({w, &spec, begin, std::min(begin + kPiece, w->value.numel())});
+    const int64_t row = spec.shape.back(), piece = std::max<int64_t>(1, kPiece / row) * row;  // whole rows
+    for (int64_t begin = 0; begin < w->value.numel(); begin += piece)
+      pieces.push_back({w, &spec, begin, std::min(begin + piece, w->value.numel())});
     ++w->version;
   }
   const double scaled =
@@ -223,7 +247,9 @@ void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint
     } else {
       std::fill(values.begin(), values.end(), init == Init::one ? 1.0f : 0.0f);
     }
-    const int64_t count = piece.end - piece.begin;
+    const int64_t count = piece.end - piece.begin, row = piece.spec->shape.back();
+    if (piece.weight->scales)
+      return set_quantised(*piece.weight, piece.begin / row, count / row, values.data());
     store(*memory_, piece.weight->value, piece.begin, values.data(), count);
     if (piece.weight->master && piece.weight->master.data != piece.weight->value.data)
       store(*memory_, piece.weight->master, piece.begin, values.data(), count);
@@ -233,6 +259,14 @@ void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint
     pool->parallel_for(count, fill);
   else
     for (int64_t i = 0; i < count; ++i) fill(i, 0);
+}
+
+void Weights::set_quantised(Weight& weight, int64_t first, int64_t rows, const float* values) {
+  const int64_t in = weight.value.dim(1);
+  if (!quantise_rows(values, rows, in, weight.value.rows(first, first + rows).as<int8_t>(),
+                     weight.scales.rows(first, first + rows).as<float>()))
+    throw input_error(weight.name, "holds a value that is not finite, which int8 cannot keep",
+                      "hysparse inspect counts such values");
 }
 
 void Weights::zero_grad() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -29,18 +30,28 @@ struct WeightSpec {  // what exists for a config, before any memory does
   bool decay;
   bool always_f32;  // sinks
   bool expert = false;
+  bool quantisable =
+      false;  // may be kept as 8-bit integers: matrices of products and the embedding, not gates
 };
 // Every tensor of the checkpoint in file order (MoE included; plan and inspect use it).
 std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan& plan);
 
+// What the quantisable tensors are kept in. int8: 8-bit integers with a scale for every 64 neighbours of a
+// row (kernels/quantise.h); on the CPU, not for training.
+enum class WeightFormat : uint8_t { compute, int8 };
+// "dtype" (as the computation) or "int8"; Error(input) naming the option "weights" for anything else.
+WeightFormat weight_format_of(std::string_view name);
+
 struct WeightOptions {
   DType compute = DType::f32;  // f64 (ref), f32 or bf16
   bool training = false;       // allocate masters (where compute is narrower) and gradients
+  WeightFormat format = WeightFormat::compute;
 };
 
 class Weights {
  public:
-  // Zeroed. Throws Error(input) for a config with MoE layers: they do not run in this version.
+  // Zeroed. Throws Error(input) for a config with MoE layers: they do not run in this version; and for int8
+  // with training or in memory that is not the CPU's.
   Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions options,
           Memory& memory = host_memory());
   Weights(const Weights&) = delete;
@@ -62,6 +73,9 @@ class Weights {
   // dtype. So every dtype, thread count and twin starts from the same values in the tensors they share.
   void init_random(const ModelConfig& config, const LayerPlan& plan, uint64_t seed,
                    ThreadPool* pool = nullptr);
+  // Rows [first, first + rows) of `weight`, quantisable and kept in int8, from f32 values. Error(input) where
+  // one is not finite.
+  void set_quantised(Weight& weight, int64_t first, int64_t rows, const float* values);
   void zero_grad();
   void master_to_value();  // refresh compute copies, bump versions
   int64_t parameters() const;

@@ -50,6 +50,13 @@ fs::path Cli::root_;
 TEST_F(Cli, TrainedModelWorksInEveryCommand) {
   expect_ok("generate --model " + path("run/model") + " --prompt \"Line 1\" --max-new-tokens 8 --seed 3");
   expect_ok("perplexity --model " + path("run/model") + " --input " + path("text.txt"));
+  expect_ok("perplexity --model " + path("run/model") + " --input " + path("text.txt") + " --weights int8");
+  expect_ok("generate --model " + path("run/model") +
+            " --prompt \"Line 1\" --max-new-tokens 8 --weights int8");
+  const Result refused = run("generate --model " + path("run/model") + " --prompt a --weights int4");
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  EXPECT_NE(refused.output.find("weights: expected dtype (as the computation) or int8"), std::string::npos)
+      << refused.output;
   expect_ok("inspect " + path("run/model"));
   expect_ok("plan --config " + path("run/model") + " --context 4096 --json");
   const Result ids = run("tokenizer encode --tokenizer " + path("tok") + " --text \"the quick\"");

@@ -9,10 +9,10 @@ import hysparse
 from conftest import CONFIG, run
 
 
-def cli_logits(work, ids, dtype):
+def cli_logits(work, ids, dtype, weights="dtype"):
     (work / "ids.json").write_text(json.dumps(ids))
     out = work / "logits.safetensors"
-    run("logits", "--model", work / "model", "--tokens", work / "ids.json", "--out", out, "--dtype", dtype)
+    run("logits", "--model", work / "model", "--tokens", work / "ids.json", "--out", out, "--dtype", dtype, "--weights", weights)
     raw = out.read_bytes()
     (header,) = struct.unpack("<Q", raw[:8])
     begin, end = json.loads(raw[8 : 8 + header])["logits"]["data_offsets"]
@@ -28,6 +28,15 @@ def test_logits_are_the_programs(work, dtype, threads):
         got = m.logits(ids)
     assert got.dtype == np.float32 and got.shape == (150, 330) and got.flags.owndata
     np.testing.assert_array_equal(got, cli_logits(work, ids, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_int8_weights_are_the_programs(work, dtype):
+    ids = [(i * 37 + 11) % 320 for i in range(150)]
+    with hysparse.Model.load(work / "model", dtype=dtype, weights="int8") as m:
+        got = m.logits(ids)
+    np.testing.assert_array_equal(got, cli_logits(work, ids, dtype, "int8"))
+    assert not np.array_equal(got, cli_logits(work, ids, dtype))
 
 
 @pytest.mark.parametrize("make", [tuple, np.array, lambda x: np.array(x, dtype=np.uint16), lambda x: np.array(x)[::-1][::-1], iter,

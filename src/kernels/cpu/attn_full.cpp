@@ -84,8 +84,7 @@ class FullAttention {
       if (oracle_) p.tokens = std::clamp<int64_t>(kMaximaFloats / (shape_.r * ld), 1, p.tokens);
       p.tokens = std::min(p.tokens, b.q_len(s));
       const int64_t unit = oracle_ ? block_ : 1;
-      const int64_t wanted =
-          std::clamp(b.kv_len(s) * shape_.hkv / kSplitItems, kSplitLeast, kSplitMost);
+      const int64_t wanted = std::clamp(b.kv_len(s) * shape_.hkv / kSplitItems, kSplitLeast, kSplitMost);
       const int64_t chunk = (wanted + unit - 1) / unit * unit;
       if (b.q_len(s) <= p.tokens && b.kv_len(s) >= 2 * chunk) {
         p.chunk = chunk;

@@ -6,7 +6,9 @@
 #include "kernels/checks.h"
 #include "kernels/cpu/elem_kernels.h"
 #include "kernels/cpu/elem_rows.h"
+#include "kernels/cpu/gemm_kernels.h"
 #include "kernels/cpu/impl.h"
+#include "kernels/quantise.h"
 
 namespace hysparse {
 namespace {
@@ -39,7 +41,12 @@ void cpu_embedding(Runtime& rt, const EmbeddingForward& p) {
   const int64_t n = p.tokens.dim(0), hidden = table.dim(1);
   for_rows(rt, n, hidden, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      std::memcpy(row(y, i), row(table, ids[i]), static_cast<size_t>(hidden) * size_of(t));
+      if (p.weight.scales)
+        gemm::dequantise_row(table.as<int8_t>() + ids[i] * hidden,
+                             p.weight.scales.as<float>() + ids[i] * quant_groups(hidden), hidden, t,
+                             row(y, i));
+      else
+        std::memcpy(row(y, i), row(table, ids[i]), static_cast<size_t>(hidden) * size_of(t));
   });
 }
 

@@ -11,6 +11,7 @@
 
 #include "kernels/cpu/gemm_kernels.h"
 #include "kernels/cpu/gemm_simd-inl.h"
+#include "kernels/weight.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace hysparse::gemm {
@@ -209,6 +210,105 @@ void MultiplyDotAny(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int6
     MultiplyDot(static_cast<const bf16*>(x.data), x.row, static_cast<const bf16*>(w.data), w.row, m, n, k, y);
 }
 
+// ---- w of 8-bit integers
+
+HWY_INLINE V Widen(const int8_t* p) {
+  const D d;
+  const hn::RebindToSigned<D> di32;
+  const hn::Rebind<int8_t, D> di8;
+  return hn::ConvertTo(d, hn::PromoteTo(di32, hn::LoadU(di8, p)));
+}
+
+// One row of w and kM rows of x. Within a group vector i goes to sum i % 2. Returns how far of k the vectors
+// go: to the last whole one.
+template <int kM>
+HWY_INLINE int64_t DotGroups(const int8_t* HWY_RESTRICT w, const float* HWY_RESTRICT scales,
+                             const float* HWY_RESTRICT x, int64_t x_stride, int64_t k, V (&total)[kM]) {
+  constexpr int64_t kStride = int64_t(kLanes);
+  const D d;
+  HYSPARSE_UNROLL
+  for (int j = 0; j < kM; ++j) total[j] = hn::Zero(d);
+  int64_t p = 0;
+  const auto group = [&](int64_t end) HWY_ATTR {
+    V sum[kM][2];
+    HYSPARSE_UNROLL
+    for (int j = 0; j < kM; ++j) sum[j][0] = sum[j][1] = hn::Zero(d);
+    const V scale = hn::Set(d, scales[p / kQuantGroup]);
+    if constexpr (kM == 1) hwy::Prefetch(reinterpret_cast<const char*>(w + p) + kDotAhead);
+    for (; p + 2 * kStride <= end; p += 2 * kStride) {
+      HYSPARSE_UNROLL
+      for (int u = 0; u < 2; ++u) {
+        const V wv = Widen(w + p + u * kStride);
+        HYSPARSE_UNROLL
+        for (int j = 0; j < kM; ++j)
+          sum[j][u] = hn::MulAdd(wv, hn::LoadU(d, x + j * x_stride + p + u * kStride), sum[j][u]);
+      }
+    }
+    if (p + kStride <= end) {
+      const V wv = Widen(w + p);
+      HYSPARSE_UNROLL
+      for (int j = 0; j < kM; ++j) sum[j][0] = hn::MulAdd(wv, hn::LoadU(d, x + j * x_stride + p), sum[j][0]);
+      p += kStride;
+    }
+    HYSPARSE_UNROLL
+    for (int j = 0; j < kM; ++j) total[j] = hn::MulAdd(hn::Add(sum[j][0], sum[j][1]), scale, total[j]);
+  };
+  while (p + kQuantGroup <= k) group(p + kQuantGroup);
+  if (p + kStride <= k) group(k);
+  return p;
+}
+HWY_INLINE float DotGroupsRest(const int8_t* w, const float* scales, const float* x, int64_t begin,
+                               int64_t k) {
+  float sum = 0;
+  for (int64_t p = begin; p < k; ++p) sum += static_cast<float>(w[p]) * x[p];
+  return begin < k ? sum * scales[begin / kQuantGroup] : 0.0f;
+}
+
+template <int kM>
+HWY_INLINE void DotGroupsRows(const int8_t* w, const float* scales, const float* x, int64_t x_stride,
+                              int64_t k, const Output& y, int64_t r, int64_t c) {
+  const V zero = hn::Zero(D());
+  V total[kM];
+  const int64_t end = DotGroups<kM>(w, scales, x, x_stride, k, total);
+  HWY_ALIGN float sums[4];
+  Sum4(total[0], kM > 1 ? total[kM > 1 ? 1 : 0] : zero, kM > 2 ? total[kM > 2 ? 2 : 0] : zero, zero, sums);
+  for (int j = 0; j < kM; ++j)
+    StoreOne(sums[j] + DotGroupsRest(w, scales, x + j * x_stride, end, k), y, r + j, c);
+}
+
+void MultiplyDotI8(const Matrix& x, const int8_t* w, const float* scales, int64_t m, int64_t n, int64_t k,
+                   const Output& y) {
+  const auto* rows = static_cast<const float*>(x.data);
+  const int64_t groups = (k + kQuantGroup - 1) / kQuantGroup;
+  HYSPARSE_NO_UNROLL
+  for (int64_t c = 0; c < n; ++c, w += k, scales += groups)
+    for (int64_t r = 0; r < m; r += kDotRows) {
+      const float* xr = rows + r * x.row;
+      if (m - r == 1) DotGroupsRows<1>(w, scales, xr, x.row, k, y, r, c);
+      if (m - r == 2) DotGroupsRows<2>(w, scales, xr, x.row, k, y, r, c);
+      if (m - r >= 3) DotGroupsRows<3>(w, scales, xr, x.row, k, y, r, c);
+    }
+}
+
+template <class T>
+HWY_INLINE void DequantiseTo(const int8_t* value, const float* scales, int64_t n, T* dst) {
+  for (int64_t begin = 0; begin < n; begin += kQuantGroup) {
+    const int64_t end = HWY_MIN(n, begin + kQuantGroup);
+    const float one = scales[begin / kQuantGroup];
+    const V scale = hn::Set(D(), one);
+    int64_t i = begin;
+    for (; i + int64_t(kLanes) <= end; i += int64_t(kLanes))
+      StoreNarrow(hn::Mul(Widen(value + i), scale), dst + i);
+    for (; i < end; ++i) dst[i] = T(static_cast<float>(value[i]) * one);
+  }
+}
+void DequantiseRow(const int8_t* value, const float* scales, int64_t n, DType dtype, void* dst) {
+  if (dtype == DType::f32)
+    DequantiseTo(value, scales, n, static_cast<float*>(dst));
+  else
+    DequantiseTo(value, scales, n, static_cast<bf16*>(dst));
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace hysparse::gemm
 HWY_AFTER_NAMESPACE();
@@ -217,9 +317,18 @@ HWY_AFTER_NAMESPACE();
 namespace hysparse::gemm {
 
 HWY_EXPORT(MultiplyDotAny);
+HWY_EXPORT(MultiplyDotI8);
+HWY_EXPORT(DequantiseRow);
 
 void multiply_dot(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y) {
   HWY_DYNAMIC_DISPATCH(MultiplyDotAny)(x, w, m, n, k, y);
+}
+void multiply_dot_i8(const Matrix& x, const int8_t* w, const float* scales, int64_t m, int64_t n, int64_t k,
+                     const Output& y) {
+  HWY_DYNAMIC_DISPATCH(MultiplyDotI8)(x, w, scales, m, n, k, y);
+}
+void dequantise_row(const int8_t* value, const float* scales, int64_t n, DType dtype, void* dst) {
+  HWY_DYNAMIC_DISPATCH(DequantiseRow)(value, scales, n, dtype, dst);
 }
 
 }  // namespace hysparse::gemm

@@ -7,6 +7,7 @@
 #include "kernels/cpu/elem_rows.h"
 #include "kernels/cpu/gemm_multiply.h"
 #include "kernels/cpu/impl.h"
+#include "kernels/quantise.h"
 
 namespace hysparse {
 namespace {
@@ -31,6 +32,14 @@ Output output_of(const LinearForward& p) {
   return y;
 }
 
+// Whether the product is made of dot products (gemm_multiply.h): one stream of weights. 8-bit integers are
+// widened on the way through the registers there, so they take it for few rows of x only.
+bool takes_dots(const LinearForward& p) {
+  const int64_t n = p.x.dim(0), in = p.x.dim(1), out = p.weight.value.dim(0);
+  if (p.weight.scales) return n <= 64;
+  return gemm::uses_dot(matrix_of(p.x), transposed(matrix_of(p.weight.value)), n, out, in);
+}
+
 // grad += column sums of dy: fixed runs of rows, their sums added in order.
 void bias_backward(Runtime& rt, const TensorView& dy, const TensorView& grad) {
   constexpr int64_t kRun = 256;
@@ -50,20 +59,44 @@ void bias_backward(Runtime& rt, const TensorView& dy, const TensorView& grad) {
 }  // namespace
 
 void cpu_linear(Runtime& rt, const LinearForward& p) {
-  simd_type("linear", check_args(p));
-  gemm::multiply(rt, matrix_of(p.x), transposed(matrix_of(p.weight.value)), p.x.dim(0), p.weight.value.dim(0),
-                 p.x.dim(1), output_of(p));
+  const DType t = simd_type("linear", check_args(p));
+  const int64_t n = p.x.dim(0), in = p.x.dim(1), out = p.weight.value.dim(0);
+  if (!p.weight.scales)
+    return gemm::multiply(rt, matrix_of(p.x), transposed(matrix_of(p.weight.value)), n, out, in,
+                          output_of(p));
+  if (takes_dots(p)) return cpu_linear_group(rt, {&p, 1}, {});
+  // Some rows of w at a time, as T.
+  constexpr int64_t kBytes = int64_t(2) << 20;
+  const int64_t row_bytes = std::max<int64_t>(1, in * static_cast<int64_t>(size_of(t)));
+  const int64_t rows =
+      std::max<int64_t>(gemm::kBlockCols, kBytes / row_bytes / gemm::kBlockCols * gemm::kBlockCols);
+  const auto* value = p.weight.value.as<int8_t>();
+  const auto* scales = p.weight.scales.as<float>();
+  ArenaScope scope(rt.scratch);
+  const TensorView wide = rt.scratch.alloc(t, {std::min(rows, out), in});
+  for (int64_t first = 0; first < out; first += rows) {
+    const int64_t count = std::min(rows, out - first);
+    elem::for_rows(rt, count, in, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        gemm::dequantise_row(value + (first + r) * in, scales + (first + r) * quant_groups(in), in, t,
+                             static_cast<char*>(wide.data) + r * row_bytes);
+    });
+    gemm::multiply(rt, matrix_of(p.x), transposed(matrix_of(wide)), n, count, in,
+                   output_of(p).block(0, first));
+  }
 }
 
-void cpu_linear_group(Runtime& rt, std::span<const LinearForward> group, std::span<const Weight* const> next) {
+void cpu_linear_group(Runtime& rt, std::span<const LinearForward> group,
+                      std::span<const Weight* const> next) {
   std::array<gemm::DotPart, gemm::kMostParts> parts;
   bool dots = group.size() <= parts.size();
   for (size_t i = 0; i < group.size() && dots; ++i) {
     const LinearForward& p = group[i];
     simd_type("linear_group", check_args(p));
     HYSPARSE_CHECK(p.x.data == group[0].x.data && p.x.same_shape(group[0].x), "linear_group: several x");
-    parts[i] = {matrix_of(p.weight.value), p.weight.value.dim(0), output_of(p)};
-    dots = gemm::uses_dot(matrix_of(p.x), transposed(parts[i].w), p.x.dim(0), parts[i].n, p.x.dim(1));
+    parts[i] = {matrix_of(p.weight.value), p.weight.value.dim(0), output_of(p),
+                p.weight.scales ? p.weight.scales.as<float>() : nullptr};
+    dots = takes_dots(p);
   }
   if (!dots) {
     for (const LinearForward& p : group) cpu_linear(rt, p);

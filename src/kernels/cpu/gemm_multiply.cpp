@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "kernels/cpu/dispatch.h"
+#include "kernels/cpu/elem_kernels.h"
 #include "kernels/cpu/gemm_onednn.h"
+#include "kernels/quantise.h"
 
 namespace hysparse::gemm {
 namespace {
@@ -133,14 +135,28 @@ void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span
     tasks += ceil_div(p.n, dot_columns(k, p.w.dtype)) * row_tasks;
     work += p.n * k * (static_cast<int64_t>(size_of(p.w.dtype)) + m / 4);
   }
+  ArenaScope scope(rt.scratch);
+  Matrix wide = x;  // what rows of 8-bit integers meet
+  if (x.dtype != DType::f32 &&
+      std::any_of(parts.begin(), parts.end(), [](const DotPart& p) { return p.scales != nullptr; })) {
+    wide = {rt.scratch.alloc_bytes(static_cast<size_t>(m * k) * sizeof(float)), DType::f32, k, 1};
+    for (int64_t r = 0; r < m; ++r)
+      elem::cast(x.block(r, 0).data, x.dtype, const_cast<void*>(wide.block(r, 0).data), DType::f32, k);
+  }
   const auto run = [&](int64_t task, int) {
     size_t i = parts.size() - 1;
     while (task < first[i]) --i;
     const DotPart& p = parts[i];
     const int64_t cols = dot_columns(k, p.w.dtype), col_tasks = ceil_div(p.n, cols);
     const int64_t c = (task - first[i]) % col_tasks * cols, r = (task - first[i]) / col_tasks * rows;
-    const auto dot = both_bf16(x, p.w) && use_native_bf16() ? multiply_dot_bf16 : multiply_dot;
-    dot(x.block(r, 0), p.w.block(c, 0), std::min(rows, m - r), std::min(cols, p.n - c), k, p.y.block(r, c));
+    const int64_t count = std::min(rows, m - r), width = std::min(cols, p.n - c);
+    if (p.scales)
+      multiply_dot_i8(wide.block(r, 0), static_cast<const int8_t*>(p.w.block(c, 0).data),
+                      p.scales + c * quant_groups(k), count, width, k, p.y.block(r, c));
+    else if (both_bf16(x, p.w) && use_native_bf16())
+      multiply_dot_bf16(x.block(r, 0), p.w.block(c, 0), count, width, k, p.y.block(r, c));
+    else
+      multiply_dot(x.block(r, 0), p.w.block(c, 0), count, width, k, p.y.block(r, c));
   };
   if (work >= kWorthSharing) {
     std::vector<ThreadPool::Memory> begins;

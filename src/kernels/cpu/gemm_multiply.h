@@ -25,11 +25,12 @@ struct DotPart {
   Matrix w;
   int64_t n = 0;
   Output y;
+  const float* scales = nullptr;  // w is i8, rows without gaps: [n, quant_groups(k)]
 };
 inline constexpr size_t kMostParts = 8;
-// All of them by the dot kernel in one parallel region, in the order given: the weights pass by as one stream. What
-// is computed does not depend on what else is in the group. next: the weights of the group that follows, if known,
-// [n, k]; each worker fetches where it will begin.
+// All of them by the dot kernel in one parallel region, in the order given: the weights pass by as one
+// stream. What is computed does not depend on what else is in the group. next: the weights of the group that
+// follows, if known, [n, k]; each worker fetches where it will begin.
 void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts,
                    std::span<const TensorView> next = {});
 

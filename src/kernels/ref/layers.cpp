@@ -1,5 +1,6 @@
 // RMSNorm, linear, SwiGLU and the gated sum, forward and backward.
 #include "kernels/checks.h"
+#include "kernels/quantise.h"
 #include "kernels/ref/loops.h"
 #include "kernels/ref/ref_ops.h"
 
@@ -58,10 +59,12 @@ void RefOps::rmsnorm_backward(Runtime&, const RmsNormBackward& a) const {
 // y[t, o] = sum_i x[t, i] w[o, i] (+ bias[o]) (+ y[t, o])
 void RefOps::linear(Runtime& rt, const LinearForward& a) const {
   require_f64(check_args(a), "linear");
-  const TensorView& w = a.weight.value;
-  rt.pool.parallel_for(a.x.dim(0), [&](int64_t t, int) {
-    for (int64_t o = 0; o < w.dim(0); ++o) {
-      double sum = dot(at(a.x, t), at(w, o), w.dim(1));
+  const int64_t n = a.x.dim(0), in = a.x.dim(1);
+  rt.pool.parallel_for(a.weight.value.dim(0), [&](int64_t o, int) {
+    std::vector<double> w(static_cast<size_t>(in));
+    widen_row(a.weight, o, w.data());
+    for (int64_t t = 0; t < n; ++t) {
+      double sum = dot(at(a.x, t), w.data(), in);
       if (a.bias) sum += a.bias->value.as<double>()[o];
       double& y = at(a.y, t)[o];
       y = a.accumulate ? y + sum : sum;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/checks.h"
+#include "kernels/quantise.h"
 #include "kernels/ref/loops.h"
 #include "kernels/ref/ref_ops.h"
 
@@ -57,10 +58,9 @@ void check_token(int32_t token, int64_t vocab, int64_t row) {
 void RefOps::embedding(Runtime&, const EmbeddingForward& a) const {
   require_f64(check_args(a), "embedding");
   const int32_t* tokens = a.tokens.as<int32_t>();
-  const int64_t hidden = a.y.dim(1);
   for (int64_t i = 0; i < a.y.dim(0); ++i) {
     check_token(tokens[i], a.weight.value.dim(0), i);
-    std::copy_n(at(a.weight.value, tokens[i]), hidden, at(a.y, i));
+    widen_row(a.weight, tokens[i], at(a.y, i));
   }
 }
 

@@ -176,6 +176,10 @@ TEST(CapiMisuse, OptionsOutOfRange) {
   EXPECT_REFUSED(hysparse_model_load(Files::get().model().c_str(), &mo, &loaded),
                  "dtype: expected f32, bf16 or f64, got int3");
   mo.dtype = nullptr;
+  mo.weights = "int4";
+  EXPECT_REFUSED(hysparse_model_load(Files::get().model().c_str(), &mo, &loaded),
+                 "weights: expected dtype (as the computation) or int8, got 'int4'");
+  mo.weights = nullptr;
   for (const int32_t threads : {-1, 4097, INT32_MAX}) {
     mo.threads = threads;
     EXPECT_REFUSED(hysparse_model_load(Files::get().model().c_str(), &mo, &loaded),

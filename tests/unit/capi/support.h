@@ -81,8 +81,9 @@ using TokenizerHandle = std::unique_ptr<hysparse_tokenizer, Free>;
 using GenerationHandle = std::unique_ptr<hysparse_generation, Free>;
 
 inline ModelHandle load(const std::string& dir = Files::get().model(), int threads = 2,
-                        const char* dtype = "f32") {
+                        const char* dtype = "f32", const char* weights = nullptr) {
   hysparse_model_options o = HYSPARSE_MODEL_OPTIONS_INIT;
+  o.weights = weights;
   o.threads = threads;
   o.dtype = dtype;
   hysparse_model* m = nullptr;

@@ -50,7 +50,7 @@ TEST(Capi, LogitsAreThoseOfASessionInEveryDtypeAndOnAnyThreads) {
   const std::vector<int32_t> ids = some_ids(60);
   for (const char* dtype : {"f32", "bf16", "f64"}) {
     Machine machine({"cpu", 1, dtype});
-    TextModel text = load_text_model(Files::get().model(), machine.compute(), host_memory(), {});
+    TextModel text = load_text_model(Files::get().model(), {.compute = machine.compute()}, host_memory(), {});
     Session session(machine.runtime(), text.model());
     const TensorView last = session.prompt(ids);
     for (const int threads : {1, 3}) {
@@ -65,6 +65,29 @@ TEST(Capi, LogitsAreThoseOfASessionInEveryDtypeAndOnAnyThreads) {
       }
     }
   }
+}
+
+// Near the float64 reference on the same 8-bit integers, and those near the model as it was saved.
+TEST(Capi, Int8WeightsGiveNearlyTheSameLogits) {
+  const std::vector<int32_t> ids = some_ids(90);  // more rows than dot products take, and the last alone
+  const auto logits = [&](const char* dtype, const char* weights) {
+    std::vector<float> out(ids.size() * 310);
+    const ModelHandle m = load(Files::get().model(), 2, dtype, weights);
+    EXPECT_EQ(hysparse_logits(m.get(), ids.data(), ids.size(), out.data(), out.size()), 0) << last_error();
+    return out;
+  };
+  const auto distance = [](const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0, size = 0;
+    for (size_t i = 0; i < a.size(); ++i)
+      sum += double(a[i] - b[i]) * double(a[i] - b[i]), size += double(b[i]) * double(b[i]);
+    return std::sqrt(sum / size);
+  };
+  const std::vector<float> exact = logits("f64", "int8"), saved = logits("f64", "dtype");
+  EXPECT_LT(distance(logits("f32", "int8"), exact), 1e-5);
+  // Rounding moves some selections of this untrained model, so that the two below are not smaller.
+  EXPECT_LT(distance(logits("bf16", "int8"), exact), 0.15);
+  EXPECT_LT(distance(exact, saved), 0.2);
+  EXPECT_GT(distance(exact, saved), 1e-4);  // they were rounded
 }
 
 TEST(Capi, TokenizerRoundTripsAnyBytes) {
@@ -112,7 +135,7 @@ TEST(Capi, TokenizerOutlivesItsModel) {
 Generation want(const std::vector<int32_t>& prompt, const hysparse_generate_options& o,
                 const std::vector<std::string>& stops = {}) {
   Machine machine({"cpu", 1, "f32"});
-  TextModel text = load_text_model(Files::get().model(), machine.compute(), host_memory(), {});
+  TextModel text = load_text_model(Files::get().model(), {.compute = machine.compute()}, host_memory(), {});
   SessionOptions session_options;
   session_options.context = o.context;
   Session session(machine.runtime(), text.model(), session_options);
@@ -287,7 +310,7 @@ TEST(Capi, PerplexityIsTheLibrarys) {
   o.window = 64;
   o.stride = 16;
   Machine machine({"cpu", 1, "f32"});
-  TextModel text = load_text_model(Files::get().model(), machine.compute(), host_memory(), {});
+  TextModel text = load_text_model(Files::get().model(), {.compute = machine.compute()}, host_memory(), {});
   PerplexityOptions options;
   options.window = 64;
   options.stride = 16;
