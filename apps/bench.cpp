@@ -96,6 +96,7 @@ void run(const Flags& f) {
   }
 
   if (wants("kernels")) bench_kernels(rt, models.back(), settings, report);
+  if (wants("gemm")) bench_gemm(rt, models.back(), settings, report);
   if (wants("attention")) run_attention(rt, settings, report);
   if (wants("train"))
     for (const BenchModel& m : models) bench_train(rt, m, settings, report);
@@ -122,8 +123,8 @@ void add_bench(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
   Flags& f = *flags;
   CLI::App& c = *app.add_subcommand("bench", "measure kernels and whole models with random weights");
-  c.add_option("part", f.parts, "kernels, attention, train, prefill, decode, or all (the default)")
-      ->check(CLI::IsMember({"kernels", "attention", "train", "prefill", "decode", "all"}));
+  c.add_option("part", f.parts, "kernels, gemm (beside oneDNN), attention, train, prefill, decode, or all (the default: without gemm)")
+      ->check(CLI::IsMember({"kernels", "gemm", "attention", "train", "prefill", "decode", "all"}));
   c.add_option("--config", f.configs,
                "run file or config.json of a model; default: the demo's and bench-30m.json");
   c.add_option("--set", f.sets, "key=value over the configs; may be given again and again");

@@ -27,6 +27,8 @@ struct BenchModel {
 };
 
 void bench_kernels(Runtime& rt, const BenchModel& model, const BenchSettings& settings, BenchReport& report);
+// The model's products beside oneDNN's own best; needs a build with oneDNN.
+void bench_gemm(Runtime& rt, const BenchModel& model, const BenchSettings& settings, BenchReport& report);
 // Tokens a second of whole optimiser steps, at the config's row length and batch.
 void bench_train(Runtime& rt, const BenchModel& model, const BenchSettings& settings, BenchReport& report);
 // Prefill of `context` tokens in chunks, and decode behind them; `prefill`, `decode`: which to report.

@@ -161,7 +161,58 @@ void onednn_multiply(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int
   }
 }
 
+struct OnednnProduct::Impl {
+  dnnl::memory x, w, y;
+  dnnl::matmul matmul;
+  mutable dnnl::stream stream{engine()};
+  int threads = 1;
+};
+
+OnednnProduct::OnednnProduct(DType dtype, int64_t m, int64_t n, int64_t k, const void* w, int threads)
+    : impl_(std::make_unique<Impl>()) {
+  using Desc = dnnl::memory::desc;
+  using Tag = dnnl::memory::format_tag;
+  const auto type = dtype == DType::f32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
+  const Desc x_desc({m, k}, type, Tag::ab), y_desc({m, n}, type, Tag::ab), any({k, n}, type, Tag::any);
+  impl_->threads = threads;
+  if (open_mp().set_threads) open_mp().set_threads(threads);
+  try {
+#if DNNL_VERSION_MAJOR >= 3
+    const dnnl::matmul::primitive_desc desc(engine(), x_desc, any, y_desc);
 #else
+    const dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(x_desc, any, y_desc), engine());
+#endif
+    impl_->matmul = dnnl::matmul(desc);
+    dnnl::memory plain({{k, n}, type, Tag::ba}, engine(), const_cast<void*>(w));
+    impl_->w = dnnl::memory(desc.weights_desc(), engine());
+    dnnl::reorder(plain, impl_->w).execute(impl_->stream, plain, impl_->w);
+    impl_->stream.wait();
+    impl_->x = dnnl::memory(x_desc, engine(), nullptr);
+    impl_->y = dnnl::memory(y_desc, engine(), nullptr);
+  } catch (const dnnl::error& e) {
+    throw failure("oneDNN", fmt::format("product [{}, {}] x [{}, {}]: {}", m, k, k, n, e.what()));
+  }
+}
+OnednnProduct::~OnednnProduct() = default;
+
+void OnednnProduct::run(const void* x, void* y) const {
+  if (open_mp().set_threads) open_mp().set_threads(impl_->threads);
+  impl_->x.set_data_handle(const_cast<void*>(x));
+  impl_->y.set_data_handle(y);
+  impl_->matmul.execute(impl_->stream, {{DNNL_ARG_SRC, impl_->x},
+                                        {DNNL_ARG_WEIGHTS, impl_->w},
+                                        {DNNL_ARG_DST, impl_->y}});
+  impl_->stream.wait();
+}
+
+#else
+
+struct OnednnProduct::Impl {};
+OnednnProduct::OnednnProduct(DType, int64_t, int64_t, int64_t, const void*, int) {
+  throw failure("oneDNN", "this build does without it");
+}
+OnednnProduct::~OnednnProduct() = default;
+void OnednnProduct::run(const void*, void*) const {}
 
 bool onednn_available() {
   return false;
