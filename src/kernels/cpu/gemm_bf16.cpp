@@ -32,7 +32,7 @@ namespace {
 
 constexpr int kRows = 12;  // register tile: 12 x 2 vectors
 constexpr int kCols = 32;
-constexpr int kDotRows = 3, kDotColumns = 2;  // of x and of w that meet in one dot product kernel
+constexpr int kDotRows = 3, kDotColumns = 4;  // of x and of w that meet in one dot product kernel
 constexpr int kChains =
     2;  // sums of a product: vector i of k goes to chain i % kChains, whatever m and n are
 static_assert(kBlockRows % kRows == 0 && kBlockCols % kCols == 0);
@@ -201,8 +201,10 @@ HYSPARSE_BF16_INLINE __m128 load_wide(const void* p, DType dtype, int64_t at, __
 }
 // v as elements [c, c + count) of row r, count <= 4.
 HYSPARSE_BF16_INLINE void store_sums(__m128 v, int count, const Output& y, int64_t r, int64_t c) {
-  const auto mask = static_cast<__mmask8>((1u << count) - 1);
   const int64_t at = r * y.row + c;
+  if (count == 4 && y.dtype == DType::f32 && !y.bias && !y.accumulate)
+    return _mm_storeu_ps(static_cast<float*>(y.data) + at, v);
+  const auto mask = static_cast<__mmask8>((1u << count) - 1);
   if (y.bias) v = _mm_add_ps(v, load_wide(y.bias, y.bias_dtype, c, mask));
   if (y.accumulate) v = _mm_add_ps(load_wide(y.data, y.dtype, at, mask), v);
   if (y.dtype == DType::f32) return _mm_mask_storeu_ps(static_cast<float*>(y.data) + at, mask, v);
@@ -212,7 +214,12 @@ HYSPARSE_BF16_INLINE void store_sums(__m128 v, int count, const Output& y, int64
   const __m128i rounded = _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(bits, _mm_set1_epi32(0x7fff)), odd), 16);
   const __m128i nan = _mm_or_si128(high, _mm_set1_epi32(0x40));
   const __m128i narrow = _mm_mask_mov_epi32(rounded, _mm_cmp_ps_mask(v, v, _CMP_UNORD_Q), nan);
-  _mm_mask_cvtepi32_storeu_epi16(static_cast<uint16_t*>(y.data) + at, mask, narrow);
+  uint16_t* p = static_cast<uint16_t*>(y.data) + at;
+  const __m128i packed = _mm_cvtepi32_epi16(narrow);
+  if (count == 4)
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), packed);
+  else
+    _mm_mask_storeu_epi16(p, mask, packed);
 }
 
 HYSPARSE_BF16_INLINE __m512i load32(const uint16_t* p) {
@@ -299,7 +306,9 @@ HYSPARSE_BF16_TARGET void dot_store(const uint16_t* w, int64_t w_stride, const u
   const __m512 zero = _mm512_setzero_ps();
   HYSPARSE_UNROLL
   for (int j = 0; j < kM; ++j)
-    store_sums(sum4(total[j][0], kN > 1 ? total[j][kN - 1] : zero, zero, zero), kN, y, r + j, c);
+    store_sums(sum4(total[j][0], kN > 1 ? total[j][kN / 4] : zero, kN > 1 ? total[j][kN / 2] : zero,
+                    kN > 1 ? total[j][kN - 1] : zero),
+               kN, y, r + j, c);
 }
 
 template <int kN>
@@ -352,14 +361,14 @@ void multiply_block_bf16(const Matrix& a, const void* b_panels, int64_t m, int64
 void multiply_dot_bf16(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y) {
   const uint16_t* xs = static_cast<const uint16_t*>(x.data);
   const uint16_t* ws = static_cast<const uint16_t*>(w.data);
-  static_assert(kDotColumns == 2);
+  static_assert(kDotColumns == 4);
   int64_t c = 0;
   if (m == 1) {
     for (; c < n; c += 4)
       dot_one_row(ws + c * w.row, w.row, xs, k, static_cast<int>(std::min<int64_t>(4, n - c)), y, c);
     return;
   }
-  for (; c + 2 <= n; c += 2) dot_columns<2>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
+  for (; c + 4 <= n; c += 4) dot_columns<4>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
   for (; c < n; ++c) dot_columns<1>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
 }
 

@@ -20,7 +20,12 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Sums of a product: vector i of k goes to chain i % kChains, whatever m and n are. kDotColumns rows of w
 // meet up to kDotRows rows of x in one kernel, so that their sums fill the registers.
-constexpr int kChains = 2, kDotRows = 3, kDotColumns = 2;
+constexpr int kChains = 2, kDotRows = 3;
+#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
+constexpr int kDotColumns = 4;
+#else
+constexpr int kDotColumns = 2;
+#endif
 
 template <class T>
 constexpr int64_t kStep = int64_t(kLanes) * (sizeof(T) == 2 ? 2 : 1);
@@ -50,6 +55,17 @@ struct Wide<bf16> {
 #endif
   }
 };
+// What several rows of x meet is loaded once: left to itself, the compiler loads it again in every multiply-add, and
+// loads are what these kernels have fewest of.
+HWY_INLINE void LoadedOnce(Wide<float>& w) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+  asm("" : "+v"(w.v.raw));
+#else
+  (void)w;
+#endif
+}
+HWY_INLINE void LoadedOnce(Wide<bf16>&) {}  // widened, so in registers anyway
+
 HWY_INLINE V Accumulate(const Wide<float>& w, const Wide<float>& x, V acc) {
   return hn::MulAdd(w.v, x.v, acc);
 }
@@ -101,7 +117,8 @@ HWY_INLINE int64_t DotVectors(const T* HWY_RESTRICT w, int64_t w_stride, const T
     const Wide<T> x0(x + p), x1(x + (kM > 1 ? x_stride : 0) + p), x2(x + (kM > 2 ? 2 * x_stride : 0) + p);
     HYSPARSE_UNROLL
     for (int i = 0; i < kN; ++i) {
-      const Wide<T> wv(w + i * w_stride + p);
+      Wide<T> wv(w + i * w_stride + p);
+      if constexpr (kM > 1) LoadedOnce(wv);
       acc[0][i][u] = Accumulate(wv, x0, acc[0][i][u]);
       if constexpr (kM > 1) acc[1][i][u] = Accumulate(wv, x1, acc[1][i][u]);
       if constexpr (kM > 2) acc[2][i][u] = Accumulate(wv, x2, acc[2][i][u]);
@@ -167,7 +184,10 @@ HWY_INLINE void DotBlock(const T* w, int64_t w_stride, const T* x, int64_t x_str
   HYSPARSE_UNROLL
   for (int j = 0; j < kM; ++j) {
     HWY_ALIGN float sums[4];
-    Sum4(total[j][0], kN > 1 ? total[j][kN - 1] : zero, zero, zero, sums);
+    if constexpr (kN == 4)
+      Sum4(total[j][0], total[j][1], total[j][2], total[j][3], sums);
+    else
+      Sum4(total[j][0], kN > 1 ? total[j][kN - 1] : zero, zero, zero, sums);
     if (end < k)
       for (int i = 0; i < kN; ++i) sums[i] += DotRest(w + i * w_stride, x + j * x_stride, end, k);
     StoreSums(sums, kN, y, r + j, c);
