@@ -123,7 +123,9 @@ void add_bench(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
   Flags& f = *flags;
   CLI::App& c = *app.add_subcommand("bench", "measure kernels and whole models with random weights");
-  c.add_option("part", f.parts, "kernels, gemm (beside oneDNN), attention, train, prefill, decode, or all (the default: without gemm)")
+  c.add_option(
+       "part", f.parts,
+       "kernels, gemm (beside oneDNN), attention, train, prefill, decode, or all (the default: without gemm)")
       ->check(CLI::IsMember({"kernels", "gemm", "attention", "train", "prefill", "decode", "all"}));
   c.add_option("--config", f.configs,
                "run file or config.json of a model; default: the demo's and bench-30m.json");

@@ -32,10 +32,10 @@ void bench_gemm(Runtime& rt, const BenchModel& m, const BenchSettings& settings,
     const char* name;
     int64_t out, in;
   };
-  for (const Shape& s : {Shape{"1024 x 1024", 1024, 1024},
-                         Shape{"q_proj", c.num_attention_heads * c.d(), c.hidden_size},
-                         Shape{"mlp_up", c.intermediate_size, c.hidden_size},
-                         Shape{"mlp_down", c.hidden_size, c.intermediate_size}})
+  for (const Shape& s :
+       {Shape{"1024 x 1024", 1024, 1024}, Shape{"q_proj", c.num_attention_heads * c.d(), c.hidden_size},
+        Shape{"mlp_up", c.intermediate_size, c.hidden_size},
+        Shape{"mlp_down", c.hidden_size, c.intermediate_size}})
     for (const int64_t n : {8, 64, 512}) {
       const Tensor value = random(t, {s.out, s.in}, 1), x = random(t, {n, s.in}, 2), y(t, {n, s.out}),
                    theirs(t, {n, s.out});
@@ -64,7 +64,8 @@ void bench_gemm(Runtime& rt, const BenchModel& m, const BenchSettings& settings,
         ratios.push_back(ours_rates.back() / peer_rates.back());
       }
       const auto text = [](int64_t v) { return std::to_string(v); };
-      const BenchResult peer_result{.name = "oneDNN", .runs = peer_rates}, ratio{.name = "ratio", .runs = ratios};
+      const BenchResult peer_result{.name = "oneDNN", .runs = peer_rates},
+          ratio{.name = "ratio", .runs = ratios};
       report.add({"gemm",
                   {{"weight", s.name},
                    {"n", text(n)},

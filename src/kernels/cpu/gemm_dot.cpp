@@ -55,8 +55,8 @@ struct Wide<bf16> {
 #endif
   }
 };
-// What several rows of x meet is loaded once: left to itself, the compiler loads it again in every multiply-add, and
-// loads are what these kernels have fewest of.
+// What several rows of x meet is loaded once: left to itself, the compiler loads it again in every
+// multiply-add, and loads are what these kernels have fewest of.
 HWY_INLINE void LoadedOnce(Wide<float>& w) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
   asm("" : "+v"(w.v.raw));

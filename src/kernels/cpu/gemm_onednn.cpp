@@ -199,9 +199,8 @@ void OnednnProduct::run(const void* x, void* y) const {
   if (open_mp().set_threads) open_mp().set_threads(impl_->threads);
   impl_->x.set_data_handle(const_cast<void*>(x));
   impl_->y.set_data_handle(y);
-  impl_->matmul.execute(impl_->stream, {{DNNL_ARG_SRC, impl_->x},
-                                        {DNNL_ARG_WEIGHTS, impl_->w},
-                                        {DNNL_ARG_DST, impl_->y}});
+  impl_->matmul.execute(impl_->stream,
+                        {{DNNL_ARG_SRC, impl_->x}, {DNNL_ARG_WEIGHTS, impl_->w}, {DNNL_ARG_DST, impl_->y}});
   impl_->stream.wait();
 }
 

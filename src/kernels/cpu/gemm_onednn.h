@@ -17,9 +17,9 @@ bool cpu_has_amx_bf16();
 void onednn_multiply(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k, float* c, int64_t ldc,
                      bool accumulate);
 
-// A whole product y [m, n] = x [m, k] w [n, k]^T of f32 or bf16, all of `dtype`, as oneDNN does it best: w in a layout
-// of its choice, on threads of its own. The peer that benchmarks compare with. Error(failure) where the build has no
-// oneDNN.
+// A whole product y [m, n] = x [m, k] w [n, k]^T of f32 or bf16, all of `dtype`, as oneDNN does it best: w in
+// a layout of its choice, on threads of its own. The peer that benchmarks compare with. Error(failure) where
+// the build has no oneDNN.
 class OnednnProduct {
  public:
   OnednnProduct(DType dtype, int64_t m, int64_t n, int64_t k, const void* w, int threads);
