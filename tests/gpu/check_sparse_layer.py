@@ -180,10 +180,11 @@ def run():
     results.append(case("passes", [7000, 1500], 16, 1, 64, 64, 64, 16, indices=local_indices))
     for n in (1, 2, 17, 63, 64, 65, 127, 128, 129, 191, 193, 1000):
         results.append(case(f"T{n}", [n], 8, 2, 128, 128, window=128))
-    for window in (1, 5, 64, 65, 200, 1000, 5000):
+    for window in (1, 5, 64, 65, 127, 129, 130, 200, 1000, 5000):
         results.append(case("ragged", [333, 128, 1, 65, 600], 8, 2, 128, 128, window=window))
-    for r in (1, 3, 16):
+    for r in (1, 3, 8, 16):
         results.append(case(f"R{r}", [333, 128, 1, 65], 2 * r, 2, 128, 128, window=128))
+    results.append(case("R16 past", [100, 1, 300], 16, 1, 64, 64, window=100, pasts=[200, 113, 77]))
     for d, dv in ((64, 64), (96, 96), (192, 128), (256, 256)):
         results.append(case(f"d{d}/{dv}", [700, 1, 63], 8, 2, d, dv, window=128))
     results.append(case("past", [100, 1, 300], 8, 2, 128, 128, window=128, pasts=[200, 64, 77]))

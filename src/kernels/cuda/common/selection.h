@@ -25,9 +25,9 @@ inline int union_tile_tokens(int ratio) {
 inline int gather_item_pairs(int ratio) {
   return 12 * (64 / ratio);
 }
-// The backward flushes a block's dK, dV after each item: long ones.
+// The backward flushes a block's dK, dV after each item: long ones, but many enough to share out evenly.
 inline int backward_item_pairs(int ratio) {
-  return 64 * (64 / ratio);
+  return 32 * (64 / ratio);
 }
 
 }  // namespace hysparse::cuda

@@ -28,7 +28,7 @@ Encode encode_function() {
 }  // namespace
 
 int make_tensor_map(CUtensorMap* map, const hysparse_cuda_tensor& t, int64_t rows, int heads, int dim,
-                    int box_rows, const char* name) {
+                    int box_rows, const char* name, int box_heads) {
   const Encode encode = encode_function();
   if (!encode) return fail(HYSPARSE_UNSUPPORTED, "this driver has no bulk tensor copies");
   const std::string where(name);
@@ -36,7 +36,7 @@ int make_tensor_map(CUtensorMap* map, const hysparse_cuda_tensor& t, int64_t row
     return fail(HYSPARSE_BAD_ARGUMENT, where + ": address and strides must be multiples of 16 bytes");
   const cuuint64_t dims[3] = {cuuint64_t(dim), cuuint64_t(heads), cuuint64_t(rows)};
   const cuuint64_t strides[2] = {cuuint64_t(t.stride_head) * 2, cuuint64_t(t.stride_row) * 2};
-  const cuuint32_t box[3] = {64, 1, cuuint32_t(box_rows)};
+  const cuuint32_t box[3] = {64, cuuint32_t(box_heads), cuuint32_t(box_rows)};
   const cuuint32_t step[3] = {1, 1, 1};
   const CUresult r = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, t.data, dims, strides, box, step,
                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

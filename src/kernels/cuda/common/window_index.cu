@@ -46,7 +46,8 @@ const GatherIndex* hysparse_cuda_batch::window_index(int window, int ratio) cons
   }
   g->item_pairs = window + 63;
   g->chunk_tokens = 1;
-  g->pass_chunks = int(std::min<int64_t>(backward_pass_tokens(ratio, g->slots, (max_kv + 63) / 64), tokens));
+  // What a block needs stands side by side: passes only bound the workspace.
+  g->pass_chunks = std::min(std::max((1 << 18) / ratio, 4096), tokens);
   g->chunks = tokens;
   g->passes = (tokens + g->pass_chunks - 1) / g->pass_chunks;
   g->head_pairs = 0;

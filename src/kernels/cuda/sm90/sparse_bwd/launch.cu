@@ -11,7 +11,7 @@
 namespace hysparse::cuda::sparse_bwd {
 namespace {
 
-constexpr size_t kBudget = size_t(1) << 30;
+constexpr size_t kBudget = size_t(2) << 30;
 
 size_t align(size_t bytes) {
   return (bytes + 255) & ~size_t(255);
@@ -35,13 +35,19 @@ int heads_a_launch(const Arguments& a) {
   return int(std::clamp<size_t>(kBudget / head, 1, size_t(std::min(a.kv_heads, kMaxHeads))));
 }
 
+int launches(const Arguments& a) {
+  const int heads = heads_a_launch(a);
+  return a.index->passes * ((a.kv_heads + heads - 1) / heads);
+}
+
 struct Layout {
-  size_t delta, sinks, partial, shares, total;
+  size_t next, delta, sinks, partial, shares, total;
 };
 Layout layout_of(const Arguments& a) {
   Layout l{};
   const size_t heads = size_t(heads_a_launch(a));
-  l.delta = 0;
+  l.next = 0;
+  l.delta = align(size_t(launches(a)) * 4);
   l.sinks = l.delta + (a.delta ? 0 : align(size_t(a.batch->tokens) * size_t(a.q_heads) * 4));
   l.partial = l.sinks + align(sink_gradient_workspace(a.batch->tokens, a.q_heads));
   l.shares = l.partial + align(heads * partial_rows(a) * size_t(a.head_dim) * 2);
@@ -49,7 +55,9 @@ Layout layout_of(const Arguments& a) {
   return l;
 }
 
-// Adds the sums of the items that share a block, in order. A CTA a (block, KV head).
+constexpr int kShareRows = 8;
+
+// Adds the sums of the items that share a block, in order. A CTA a (block, KV head, kShareRows keys).
 __global__ void __launch_bounds__(256) share_kernel(const ShareParams p) {
   const int block = blockIdx.x, launch_head = blockIdx.y, head = p.head0 + launch_head;
   const int32_t* starts = p.index.item_start + int64_t(head) * (p.index.passes * p.index.blocks + 1) +
@@ -59,9 +67,11 @@ __global__ void __launch_bounds__(256) share_kernel(const ShareParams p) {
   const BlockSpan span = p.index.spans[block];
   const int width = p.d + p.dv, live = min(span.live, 64);
   const float* from = p.shares + (int64_t(launch_head) * p.share_capacity + first) * 64 * width;
-  for (int i = threadIdx.x; i < live * (width / 4); i += 256) {
+  const int row0 = blockIdx.z * kShareRows, end = min(row0 + kShareRows, live);
+  for (int i = row0 * (width / 4) + threadIdx.x; i < end * (width / 4); i += 256) {
     const int row = i / (width / 4), column = i % (width / 4) * 4;
     float4 sum{0, 0, 0, 0};
+#pragma unroll 8
     for (int s = 0; s < count; ++s) {
       const float4 x =
           __ldcs(reinterpret_cast<const float4*>(from + (int64_t(s) * 64 + row) * width + column));
@@ -88,6 +98,16 @@ int check_rows(const hysparse_cuda_tensor& t, int multiple, const char* name) {
       t.stride_head % multiple != 0)
     return fail(HYSPARSE_BAD_ARGUMENT,
                 std::string(name) + ": address and strides must be multiples of 16 bytes");
+  return HYSPARSE_OK;
+}
+
+// Rows are found by a 32-bit number of 16-byte units.
+int check_gathered(const hysparse_cuda_tensor& t, int64_t rows, int64_t heads, const char* name) {
+  if (int e = check_rows(t, 8, name)) return e;
+  if (t.stride_row < 0 || t.stride_head < 0 ||
+      ((rows - 1) * t.stride_row + (heads - 1) * t.stride_head) / 8 > int64_t(UINT32_MAX))
+    return fail(HYSPARSE_UNSUPPORTED,
+                std::string(name) + ": strides must be positive and span at most 64 GiB");
   return HYSPARSE_OK;
 }
 
@@ -121,9 +141,9 @@ size_t workspace(const Arguments& a) {
 int run(const Arguments& a, cudaStream_t stream) {
   const Layout l = layout_of(a);
   auto* base = static_cast<std::byte*>(a.workspace);
-  if (int e = check_rows(a.q, 8, "q")) return e;
+  if (int e = check_gathered(a.q, a.batch->tokens, a.q_heads, "q")) return e;
   if (int e = check_rows(a.o, 8, "o")) return e;
-  if (int e = check_rows(a.d_o, 8, "d_o")) return e;
+  if (int e = check_gathered(a.d_o, a.batch->tokens, a.q_heads, "d_o")) return e;
   if (int e = check_rows(a.dq, 8, "dq")) return e;
   if (int e = check_rows(a.dk, 4, "dk")) return e;
   if (int e = check_rows(a.dv, 4, "dv")) return e;
@@ -147,18 +167,21 @@ int run(const Arguments& a, cudaStream_t stream) {
   if (int e = make_tensor_map(&p.v, a.v, a.kv_rows, a.kv_heads, a.v_head_dim, 64, "v")) return e;
   p.index = *a.index;
   p.ratio = a.q_heads / a.kv_heads;
-  p.row_to_token = (65536 + p.ratio - 1) / p.ratio;
+
   p.slots_inverse = uint32_t((uint64_t(1) << 32) / uint64_t(p.index.slots) +
                              ((uint64_t(1) << 32) % uint64_t(p.index.slots) != 0 ? 1 : 0));
   p.window = a.window;
   p.scale = a.scale;
   p.scale_log2 = a.scale * 1.4426950408889634f;
+  auto* next = reinterpret_cast<uint32_t*>(base + l.next);
+  if (int e = check_cuda(cudaMemsetAsync(next, 0, size_t(launches(a)) * 4, stream), "attention backward"))
+    return e;
   p.q = static_cast<const __nv_bfloat16*>(a.q.data);
-  p.q_stride_row = a.q.stride_row;
-  p.q_stride_head = a.q.stride_head;
+  p.q_unit_row = uint32_t(a.q.stride_row / 8);
+  p.q_unit_head = uint32_t(a.q.stride_head / 8);
   p.d_o = static_cast<const __nv_bfloat16*>(a.d_o.data);
-  p.o_stride_row = a.d_o.stride_row;
-  p.o_stride_head = a.d_o.stride_head;
+  p.o_unit_row = uint32_t(a.d_o.stride_row / 8);
+  p.o_unit_head = uint32_t(a.d_o.stride_head / 8);
   p.lse = a.lse;
   p.delta = delta;
   p.q_heads = a.q_heads;
@@ -193,9 +216,10 @@ int run(const Arguments& a, cudaStream_t stream) {
       p.pass = c.pass = s.pass = pass;
       p.head0 = c.head0 = s.head0 = head;
       p.heads = std::min(heads, a.kv_heads - head);
+      p.next = next++;
       if (int e = check_cuda(kernels.main(p, ctas, stream), "sparse attention backward")) return e;
       if (p.share_capacity > 0) {
-        share_kernel<<<dim3(p.index.blocks, p.heads), 256, 0, stream>>>(s);
+        share_kernel<<<dim3(p.index.blocks, p.heads, 64 / kShareRows), 256, 0, stream>>>(s);
         if (int e = check_cuda(cudaGetLastError(), "sparse attention dk, dv")) return e;
       }
       if (int e = check_cuda(kernels.combine(c, p.heads, stream), "sparse attention dq")) return e;

@@ -3,7 +3,7 @@
 namespace hysparse::cuda::window_fwd {
 
 Kernel kernel_128() {
-  return make_kernel<128, 128, 128>();
+  return make_kernel<128, 128, 128>(find_band<128, 128>);
 }
 
 }  // namespace hysparse::cuda::window_fwd

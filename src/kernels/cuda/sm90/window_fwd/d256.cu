@@ -3,7 +3,7 @@
 namespace hysparse::cuda::window_fwd {
 
 Kernel kernel_256() {
-  return make_kernel<256, 256, 64>();
+  return make_kernel<256, 256, 64>(no_band);
 }
 
 }  // namespace hysparse::cuda::window_fwd

@@ -3,7 +3,7 @@
 namespace hysparse::cuda::window_fwd {
 
 Kernel kernel_64() {
-  return make_kernel<64, 64, 128>();
+  return make_kernel<64, 64, 128>(find_band<64, 64>);
 }
 
 }  // namespace hysparse::cuda::window_fwd

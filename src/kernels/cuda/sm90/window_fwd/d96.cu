@@ -3,7 +3,7 @@
 namespace hysparse::cuda::window_fwd {
 
 Kernel kernel_96() {
-  return make_kernel<96, 96, 128>();
+  return make_kernel<96, 96, 128>(find_band<96, 96>);
 }
 
 }  // namespace hysparse::cuda::window_fwd

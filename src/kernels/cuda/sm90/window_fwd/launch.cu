@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/common/tensor_map.h"
+#include "kernels/cuda/sm90/window_fwd/band.cuh"
 
 namespace hysparse::cuda::window_fwd {
 namespace {
@@ -24,6 +25,30 @@ Kernel find_kernel(int head_dim, int v_head_dim) {
   }
 }
 
+int run_band(const hysparse_cuda_window_params& p, const BandKernel& kernel, int window,
+             cudaStream_t stream) {
+  const TileList* tiles = p.batch->tiles(kernel.tokens);
+  if (!tiles) return HYSPARSE_CUDA_ERROR;
+  if (reinterpret_cast<uintptr_t>(p.o.data) % 16 != 0 || p.o.stride_row % 8 != 0 || p.o.stride_head % 8 != 0)
+    return fail(HYSPARSE_BAD_ARGUMENT, "o: address and strides must be multiples of 16 bytes");
+  BandParams k{};
+  if (int e = make_tensor_map(&k.q, p.q, p.batch->tokens, p.q_heads, p.head_dim, kernel.tokens, "q",
+                              p.q_heads / p.kv_heads))
+    return e;
+  if (int e = make_tensor_map(&k.k, p.k, p.kv_rows, p.kv_heads, p.head_dim, kernel.keys, "k")) return e;
+  if (int e = make_tensor_map(&k.v, p.v, p.kv_rows, p.kv_heads, p.v_head_dim, kernel.keys, "v")) return e;
+  k.tiles = tiles->device;
+  k.kv_heads = p.kv_heads;
+  k.window = window;
+  k.scale_log2 = p.scale * 1.4426950408889634f;
+  k.sinks = p.sinks;
+  k.o = static_cast<__nv_bfloat16*>(p.o.data);
+  k.o_stride_row = p.o.stride_row;
+  k.o_stride_head = p.o.stride_head;
+  k.lse = p.lse;
+  return check_cuda(kernel.launch(k, int(tiles->host.size()), stream), "window attention forward");
+}
+
 }  // namespace
 
 bool takes(int head_dim, int v_head_dim) {
@@ -32,6 +57,9 @@ bool takes(int head_dim, int v_head_dim) {
 
 int run(const hysparse_cuda_window_params& p, cudaStream_t stream) {
   const Kernel kernel = find_kernel(p.head_dim, p.v_head_dim);
+  const int window = std::min(p.window, p.batch->max_kv);
+  if (const BandKernel band = kernel.band(p.q_heads / p.kv_heads); band.launch && p.window <= band.longest)
+    return run_band(p, band, p.window, stream);
   const TileList* tiles = p.batch->tiles(128);
   if (!tiles) return HYSPARSE_CUDA_ERROR;
   attention_fwd::Params k{};
@@ -47,7 +75,7 @@ int run(const hysparse_cuda_window_params& p, cudaStream_t stream) {
   k.o_stride_row = p.o.stride_row;
   k.o_stride_head = p.o.stride_head;
   k.lse = p.lse;
-  k.window = std::min(p.window, p.batch->max_kv);
+  k.window = window;
   k.sinks = p.sinks;
   return check_cuda(kernel.launch(k, stream), "window attention forward");
 }
