@@ -128,7 +128,9 @@ HYSPARSE_API int hysparse_cuda_sparse_attention(const hysparse_cuda_sparse_param
                                                 hysparse_stream stream);
 
 /* Gradients of hysparse_cuda_sparse_attention; the selection was made with backward = 1. dk, dv are added to
- * (rows of blocks that nobody chose are not touched), dq is overwritten. Deterministic. */
+ * (rows of blocks that nobody chose are not touched), dq is overwritten. Deterministic. q and d_o: strides
+ * are not negative and span at most 64 GiB. The workspace takes 2 GB, more where one KV head of a pass of
+ * tokens needs more. */
 typedef struct {
   const hysparse_cuda_selection* selection;
   int32_t q_heads, kv_heads, head_dim, v_head_dim;
