@@ -44,8 +44,8 @@ double seconds_since(Clock::time_point t) {
 class Stage {
  public:
   explicit Stage(const fs::path& out) : out_(out.has_filename() ? out : out.parent_path()) {
-    if (fs::exists(out_) &&
-        !(fs::is_directory(out_) && (fs::is_empty(out_) || fs::exists(out_ / "demo.json"))))
+    if (file_exists(out_) &&
+        !(fs::is_directory(out_) && (fs::is_empty(out_) || file_exists(out_ / "demo.json"))))
       throw input_error(out_.string(), "exists and is not an earlier demo, so it is not replaced",
                         "choose another --out");
     std::error_code error;
@@ -72,7 +72,7 @@ class Stage {
 
   const fs::path& path() const { return path_; }
   void publish() {
-    if (!fs::exists(out_)) {
+    if (!file_exists(out_)) {
       fs::rename(path_, out_);
       path_.clear();
       return;

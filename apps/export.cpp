@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "common.h"
+#include "io/files.h"
 #include "io/gguf.h"
 #include "model/checkpoint.h"
 #include "model/gguf_model.h"
@@ -42,7 +43,7 @@ void run(const Flags& flags) {
   GgufWriter out;
   add_gguf_model(out, config, model_dir_tensors(dir, files, config, log), stored_dtype(flags.dtype),
                  model_name(flags), log);
-  const bool tokenizer = !flags.no_tokenizer && fs::exists(dir / "tokenizer.json");
+  const bool tokenizer = !flags.no_tokenizer && file_exists(dir / "tokenizer.json");
   add_tokenizer(out, tokenizer ? dir : fs::path(), config.vocab_size, config.eos_token_id,
                 config.bos_token_id, config.pad_token_id, log);
   out.write(flags.out);

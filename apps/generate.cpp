@@ -62,7 +62,7 @@ std::string prompt_text(const Flags& f) {
 }
 
 std::vector<int32_t> prompt_tokens(const Flags& f, const TextModel& m, const std::string& text) {
-  return m.or_start(f.tokens ? parse_ids(text, "prompt") : m.text().encode(text, f.special));
+  return m.or_start(f.tokens ? parse_ids(text, "prompt") : m.text().encode_from_start(text, f.special));
 }
 
 void print_stats(const Generation& g, const Session& s) {
@@ -120,8 +120,9 @@ void converse(const Flags& f, TextModel& m, Session& session) {
       continue;
     }
     std::vector<int32_t> next = history;
-    const std::vector<int32_t> said =
-        f.tokens ? parse_ids(line, "line") : m.text().encode(line + "\n", f.special);
+    const std::vector<int32_t> said = f.tokens          ? parse_ids(line, "line")
+                                      : history.empty() ? m.text().encode_from_start(line + "\n", f.special)
+                                                        : m.text().encode(line + "\n", f.special);
     next.insert(next.end(), said.begin(), said.end());
     GenerateOptions o = generate_options(f, m);
     o.sampling.seed += turn;

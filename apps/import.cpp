@@ -59,7 +59,7 @@ void save(const Flags& flags, const ModelConfig& config, const std::vector<Tenso
   std::printf(
       "%s: %lld parameters in %s, %s\n", flags.out.c_str(), static_cast<long long>(parameters),
       std::string(name_of(as)).c_str(),
-      fs::exists(fs::path(flags.out) / "tokenizer.json") ? "with a tokenizer" : "without a tokenizer");
+      file_exists(fs::path(flags.out) / "tokenizer.json") ? "with a tokenizer" : "without a tokenizer");
 }
 
 void import_gguf(const Flags& flags) {

@@ -11,9 +11,12 @@
 #include "base/thread_pool.h"
 #include "commands.h"
 #include "common.h"
+#include "io/files.h"
+#include "io/json_fields.h"
 #include "io/json_value.h"
 #include "io/safetensors.h"
 #include "model/checkpoint.h"
+#include "model/config_fields.h"
 #include "train/run_config.h"
 
 namespace hysparse {
@@ -69,7 +72,7 @@ class TensorList {
 };
 
 bool has_weights(const fs::path& dir) {
-  return fs::exists(dir / "model.safetensors") || fs::exists(dir / "model.safetensors.index.json");
+  return file_exists(dir / "model.safetensors") || file_exists(dir / "model.safetensors.index.json");
 }
 
 // What is stored, in the config's order, then what the config does not know; or, without weights, what the
@@ -162,6 +165,7 @@ Json to_json(const ModelConfig& config, const LayerPlan& plan, const TensorList&
   out["config"] = parse_json(model_config_json(config), "config");
   out["rope"] = {
       {"theta", config.rope_theta}, {"rotated_dims", config.rotary_dims()}, {"head_dim", config.d()}};
+  if (config.rope_scaling) out["rope"]["scaling"] = write_fields(*config.rope_scaling);
   out["layers"] = Json::array();
   for (const LayerPlanEntry& e : plan)
     out["layers"].push_back({{"kind", kind_text(e.kind)},

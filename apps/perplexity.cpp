@@ -94,7 +94,7 @@ void run(const Flags& f) {
   const int64_t vocab = m.config().vocab_size;
   for (const std::string& path : f.inputs) {
     for_each_document(path, [&](const std::string& text) {
-      const std::vector<int32_t> ids = f.tokens ? parse_ids(text, path) : m.text().encode(text);
+      const std::vector<int32_t> ids = f.tokens ? parse_ids(text, path) : m.text().encode_from_start(text);
       for (const int32_t id : ids)
         if (id >= vocab) throw expected_error(path, fmt::format("ids below {}", vocab), std::to_string(id));
       perplexity.add(ids);

@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "base/error.h"
+#include "io/json.h"
 
 namespace hysparse {
 
@@ -30,8 +31,8 @@ std::vector<int32_t> parse_ids(std::string_view text, const std::string& where) 
     const bool ends =
         rest.empty() || rest.front() == ',' || space.find(rest.front()) != std::string_view::npos;
     if (error != std::errc() || !ends || id < 0)
-      throw expected_error(where, "token ids such as \"1 2 3\" or \"[1, 2, 3]\"",
-                           "'" + std::string(list.substr(0, 20)) + "'");
+      throw expected_error(where, "token ids such as \"1 2 3\" or \"[1, 2, 3]\"", quote_text(list, 20),
+                           ids.empty() ? "" : fmt::format("behind {} ids", ids.size()));
     ids.push_back(id);
     rest = trim(rest);
     if (!rest.empty() && rest.front() == ',') {

@@ -4,7 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <iterator>
@@ -15,6 +14,7 @@
 #include "common.h"
 #include "io/files.h"
 #include "io/json.h"
+#include "text_model.h"
 #include "tokenizer/tokenizer.h"
 
 namespace hysparse {
@@ -31,7 +31,7 @@ struct CodeFlags {
   std::string tokenizer, input;
   std::string text;  // encode: the text; decode: the ids
   CLI::Option* text_option = nullptr;
-  bool special = false, lines = false;
+  bool special = false, lines = false, start = false;
 };
 
 std::string read_stdin() {
@@ -55,39 +55,6 @@ void print(std::string_view bytes) {
     throw failure("standard output", std::strerror(errno));
 }
 
-// A JSON list of integers, or integers between blanks.
-std::vector<int32_t> parse_ids(std::string_view text, const std::string& where) {
-  constexpr std::string_view kBlanks = " \t\r\n";
-  const auto skip = [&] { text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size())); };
-  skip();
-  const bool list = text.starts_with('[');
-  if (list) text.remove_prefix(1);
-  std::vector<int32_t> ids;
-  for (skip(); !text.empty() && text[0] != ']'; skip()) {
-    if (list && !ids.empty()) {
-      if (text[0] != ',') throw expected_error(where, "a comma between ids", quote_text(text, 20));
-      text.remove_prefix(1);
-      skip();
-    }
-    int32_t id = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
-    const auto n = static_cast<size_t>(end - text.data());
-    if (error != std::errc() ||
-        (n < text.size() && (std::string(kBlanks) + ",]").find(text[n]) == std::string::npos))
-      throw expected_error(where, fmt::format("token id number {}", ids.size()), quote_text(text, 20),
-                           "a JSON list [1, 2, 3], or ids between blanks");
-    ids.push_back(id);
-    text.remove_prefix(n);
-  }
-  if (list) {
-    if (text.empty()) throw input_error(where, "the list has no closing ]");
-    text.remove_prefix(1);
-    skip();
-  }
-  if (!text.empty()) throw expected_error(where, "nothing behind the ids", quote_text(text, 20));
-  return ids;
-}
-
 void train(const TrainFlags& f) {
   if (f.out.empty()) throw expected_error("--out", "the name of a folder", "an empty one");
   ThreadPool pool(f.threads);
@@ -98,19 +65,22 @@ void encode(const CodeFlags& f) {
   const Tokenizer tokenizer = Tokenizer::load(f.tokenizer);
   std::string out = f.lines ? "" : "[";
   bool first = true;
-  tokenizer.encode_to(
-      content(f),
-      [&](const int32_t* ids, size_t count) {
-        for (size_t i = 0; i < count; ++i) {
-          if (!f.lines && !first) out += ", ";
-          first = false;
-          fmt::format_to(std::back_inserter(out), "{}", ids[i]);
-          if (f.lines) out += '\n';
-        }
-        print(out);
-        out.clear();
-      },
-      f.special);
+  const auto write = [&](const int32_t* ids, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      if (!f.lines && !first) out += ", ";
+      first = false;
+      fmt::format_to(std::back_inserter(out), "{}", ids[i]);
+      if (f.lines) out += '\n';
+    }
+    print(out);
+    out.clear();
+  };
+  if (f.start) {
+    const std::vector<int32_t> ids = tokenizer.encode_from_start(content(f), f.special);
+    write(ids.data(), ids.size());
+  } else {
+    tokenizer.encode_to(content(f), write, f.special);
+  }
   print(f.lines ? out : out + "]\n");
 }
 
@@ -148,13 +118,17 @@ void add_code_command(CLI::App& parent, bool encodes) {
   c.add_option("--tokenizer", flags->tokenizer, "folder with tokenizer.json, or that file")->required();
   flags->text_option =
       c.add_option(encodes ? "--text" : "--ids", flags->text,
-                   encodes ? "the text itself" : "a JSON list of ids, or ids between blanks");
+                   encodes ? "the text itself" : "ids: \"1 2 3\", \"1,2,3\" or \"[1, 2, 3]\"");
   c.add_option("--input", flags->input, "a file with it; without either: standard input")
       ->excludes(flags->text_option);
   c.add_flag("--special", flags->special,
              encodes ? "texts of special tokens become their ids (else they are plain text)"
                      : "print special tokens too (else they are left out)");
-  if (encodes) c.add_flag("--lines", flags->lines, "an id a line instead of a JSON list");
+  if (encodes) {
+    c.add_flag("--start", flags->start,
+               "with what the tokenizer puts before every text: usually nothing, or BOS");
+    c.add_flag("--lines", flags->lines, "an id a line instead of a JSON list");
+  }
   c.footer(encodes ? "Example: hysparse tokenizer encode --tokenizer out/tokenizer --text \"It is a truth\""
                    : "Example: hysparse tokenizer decode --tokenizer out/tokenizer --ids \"[72, 101, 300]\"");
   c.callback([flags, encodes] { encodes ? encode(*flags) : decode(*flags); });

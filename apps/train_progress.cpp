@@ -48,7 +48,7 @@ void ProgressPrinter::finish() {
 
 std::string sample_text(Runtime& rt, Model& model, const Tokenizer& tokenizer, const std::string& prompt,
                         int64_t tokens) {
-  std::vector<int32_t> ids = tokenizer.encode(prompt);
+  std::vector<int32_t> ids = tokenizer.encode_from_start(prompt);
   if (ids.empty()) ids.push_back(std::max(0, tokenizer.eos_id()));
   Session session(rt, model);
   GenerateOptions options;

@@ -104,6 +104,12 @@ HYSPARSE_API int hysparse_tokenizer_get_info(hysparse_tokenizer* tokenizer, hysp
  * Neither BOS nor EOS is added. `ids`: free with hysparse_free, also when count is 0. */
 HYSPARSE_API int hysparse_tokenizer_encode(hysparse_tokenizer* tokenizer, const char* text, size_t bytes,
                                            int special, int32_t** ids, size_t* count);
+/* The same with what the tokenizer's files put before every text (usually nothing, or BOS): what
+ * hysparse_generate reads, and what a document for hysparse_perplexity begins with. Not added twice where
+ * special != 0 and the text begins with it. */
+HYSPARSE_API int hysparse_tokenizer_encode_from_start(hysparse_tokenizer* tokenizer, const char* text,
+                                                      size_t bytes, int special, int32_t** ids,
+                                                      size_t* count);
 /* special != 0: special tokens are written, too; else they are left out. `text` is the tokens' bytes (which
  * may end within a UTF-8 character) and a NUL that `bytes` does not count; free with hysparse_free. */
 HYSPARSE_API int hysparse_tokenizer_decode(hysparse_tokenizer* tokenizer, const int32_t* ids, size_t count,

@@ -91,6 +91,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "hysparse_tokenizer_free": [C.c_void_p],
     "hysparse_tokenizer_get_info": [C.c_void_p, C.POINTER(TokenizerInfo)],
     "hysparse_tokenizer_encode": [C.c_void_p, C.c_char_p, C.c_size_t, C.c_int, C.POINTER(_ids), C.POINTER(C.c_size_t)],
+    "hysparse_tokenizer_encode_from_start": [C.c_void_p, C.c_char_p, C.c_size_t, C.c_int, C.POINTER(_ids), C.POINTER(C.c_size_t)],
     "hysparse_tokenizer_decode": [C.c_void_p, C.c_void_p, C.c_size_t, C.c_int, _out, C.POINTER(C.c_size_t)],
     "hysparse_generation_start": [C.c_void_p, C.c_void_p, C.c_size_t, C.POINTER(GenerateOptions), _out],
     "hysparse_generation_next": [C.c_void_p, C.POINTER(Piece)],

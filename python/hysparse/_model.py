@@ -186,7 +186,7 @@ class Model(Handle):
             ignore_eos=arguments.flag(ignore_eos, "ignore_eos"),
         )
         if isinstance(prompt, (str, bytes)):
-            prompt = self.tokenizer.encode(prompt, special=parse_special)
+            prompt = self.tokenizer.encode(prompt, special=parse_special, start=True)
         ids = arguments.token_ids(prompt, "prompt")
         generation = Generation(
             self, c.new_handle("hysparse_generation_start", self._handle, ids.ctypes.data, ids.size, C.byref(options))
@@ -246,7 +246,7 @@ class Model(Handle):
         return Perplexity(**{field: getattr(result, field) for field in Perplexity.__dataclass_fields__})
 
     def _encode(self, document: Union[str, bytes, Ids]) -> Ids:
-        return self.tokenizer.encode(document) if isinstance(document, (str, bytes)) else document
+        return self.tokenizer.encode(document, start=True) if isinstance(document, (str, bytes)) else document
 
     def __repr__(self) -> str:
         return f"<hysparse.Model: {self.parameters} parameters{', closed' if self.closed else ''}>"

@@ -45,12 +45,14 @@ class Tokenizer(Handle):
         """The end-of-text token, None where none is known."""
         return None if self._eos < 0 else self._eos
 
-    def encode(self, text: Union[str, bytes], *, special: bool = False) -> "list[int]":
-        """The ids of a text; neither BOS nor EOS is added. ``special``: texts of special tokens ("<|endoftext|>")
-        become their ids; else they are plain text. Any bytes are allowed."""
+    def encode(self, text: Union[str, bytes], *, special: bool = False, start: bool = False) -> "list[int]":
+        """The ids of a text. ``special``: texts of special tokens ("<|endoftext|>") become their ids; else they are
+        plain text. ``start``: with what the tokenizer's files put before every text (usually nothing, or BOS), as a model
+        reads it from its beginning; else neither BOS nor EOS is added. Any bytes are allowed."""
         data = arguments.text(text, "text")
         ids, count = C.POINTER(C.c_int32)(), C.c_size_t()
-        c.call("hysparse_tokenizer_encode", self._handle, data, len(data), arguments.flag(special, "special"), C.byref(ids), C.byref(count))
+        call = "hysparse_tokenizer_encode_from_start" if arguments.flag(start, "start") else "hysparse_tokenizer_encode"
+        c.call(call, self._handle, data, len(data), arguments.flag(special, "special"), C.byref(ids), C.byref(count))
         try:
             return ids[: count.value]
         finally:

@@ -164,7 +164,8 @@ int hysparse_generate(hysparse_model* model, const char* prompt, size_t bytes,
     const auto m = model_of(model);
     array(prompt, bytes, "prompt");
     const hysparse_generate_options o = take_options(options, kDefaults, "generate options");
-    std::vector<int32_t> ids = m->text.or_start(m->text.text().encode({prompt, bytes}, o.special != 0));
+    std::vector<int32_t> ids =
+        m->text.or_start(m->text.text().encode_from_start({prompt, bytes}, o.special != 0));
     auto g = std::make_shared<GenerationObject>(m, m->checked_ids(ids.data(), ids.size(), "prompt"), o);
     for (bool more = true; more;) {
       more = g->step();

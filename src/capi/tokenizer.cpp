@@ -15,6 +15,21 @@ hysparse_tokenizer* add(std::shared_ptr<const Tokenizer> tokenizer) {
       HandleKind::tokenizer, std::const_pointer_cast<Tokenizer>(std::move(tokenizer)), AfterFork::usable));
 }
 
+using Encode = std::vector<int32_t> (Tokenizer::*)(std::string_view, bool) const;
+int encoded(hysparse_tokenizer* handle, const char* text, size_t bytes, int special, Encode encode,
+            int32_t** ids, size_t* count) {
+  return guarded([&] {
+    const auto t = tokenizer_of(handle);
+    array(text, bytes, "text");
+    required(ids, "ids");
+    required(count, "count");
+    const std::vector<int32_t> out = ((*t).*encode)({text, bytes}, special != 0);
+    *ids = static_cast<int32_t*>(copy_out(out.data(), out.size() * sizeof(int32_t)));
+    *count = out.size();
+    return HYSPARSE_OK;
+  });
+}
+
 }  // namespace
 }  // namespace hysparse::capi
 
@@ -60,16 +75,12 @@ int hysparse_tokenizer_get_info(hysparse_tokenizer* tokenizer, hysparse_tokenize
 
 int hysparse_tokenizer_encode(hysparse_tokenizer* tokenizer, const char* text, size_t bytes, int special,
                               int32_t** ids, size_t* count) {
-  return guarded([&] {
-    const auto t = tokenizer_of(tokenizer);
-    array(text, bytes, "text");
-    required(ids, "ids");
-    required(count, "count");
-    const std::vector<int32_t> out = t->encode({text, bytes}, special != 0);
-    *ids = static_cast<int32_t*>(copy_out(out.data(), out.size() * sizeof(int32_t)));
-    *count = out.size();
-    return HYSPARSE_OK;
-  });
+  return encoded(tokenizer, text, bytes, special, &Tokenizer::encode, ids, count);
+}
+
+int hysparse_tokenizer_encode_from_start(hysparse_tokenizer* tokenizer, const char* text, size_t bytes,
+                                         int special, int32_t** ids, size_t* count) {
+  return encoded(tokenizer, text, bytes, special, &Tokenizer::encode_from_start, ids, count);
 }
 
 int hysparse_tokenizer_decode(hysparse_tokenizer* tokenizer, const int32_t* ids, size_t count, int special,

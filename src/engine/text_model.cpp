@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "io/files.h"
 
 namespace hysparse {
 
@@ -30,7 +31,7 @@ TextModel load_text_model(const std::string& dir, const WeightOptions& weights, 
   out.loaded = load_model_dir(dir, options);
   const ModelConfig& config = out.loaded.config;
   out.eos = config.eos_token_id;
-  if (!std::filesystem::exists(std::filesystem::path(dir) / "tokenizer.json")) return out;
+  if (!file_exists(std::filesystem::path(dir) / "tokenizer.json")) return out;
   out.tokenizer = std::make_shared<const Tokenizer>(Tokenizer::load(dir));
   if (out.tokenizer->vocab_size() > config.vocab_size)
     throw expected_error(dir + ": tokenizer.json",

@@ -56,6 +56,13 @@ Error io_error(const std::filesystem::path& path, std::string_view action, int e
   return Error(kind, fmt::format("{}: could not {}: {}", shown, action, text), hint);
 }
 
+bool file_exists(const std::filesystem::path& path) {
+  std::error_code error;
+  const bool there = std::filesystem::exists(path, error);
+  if (error) throw io_error(path, "look", error.value());
+  return there;
+}
+
 namespace files_detail {
 
 Fd::~Fd() {

@@ -19,6 +19,10 @@ namespace hysparse {
 // unreadable.
 std::string read_file(const std::filesystem::path& path);
 
+// Whether something is there; Error where the machine does not say (no permission, a name too long, I/O
+// errors).
+bool file_exists(const std::filesystem::path& path);
+
 // Writes to a temporary beside `path`, fsyncs it, renames it over `path`, fsyncs the folder. On failure the
 // old file stays.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);

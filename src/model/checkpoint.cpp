@@ -129,7 +129,13 @@ fs::path config_file(const fs::path& path) {
 ModelConfig load_model_config(const fs::path& path, const std::vector<std::string>& overrides,
                               const Log& log) {
   const fs::path file = config_file(path);
-  return parse_model_config(read_file(file), file.string(), overrides, log);
+  ModelConfig config = parse_model_config(read_file(file), file.string(), overrides, log);
+  const fs::path generation = file.parent_path() / "generation_config.json";
+  if (file != path && file_exists(generation)) {
+    add_end_ids(config, read_file(generation), generation.string());
+    config.finalize(generation.string());
+  }
+  return config;
 }
 
 void check_model_dir(const fs::path& dir, const ModelConfig& config, const Log& sink) {
@@ -211,7 +217,7 @@ void save_model_dir(const fs::path& dir, const ModelConfig& config, const std::v
 
 void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
   for (const char* name : kTokenizerFiles)
-    if (fs::exists(from / name)) write_file_atomic(to / name, read_file(from / name));
+    if (file_exists(from / name)) write_file_atomic(to / name, read_file(from / name));
 }
 
 }  // namespace hysparse

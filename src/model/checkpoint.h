@@ -15,7 +15,8 @@ namespace hysparse {
 
 // The file with the config: that of a model directory, or `path` itself. A GGUF file is Error(input).
 std::filesystem::path config_file(const std::filesystem::path& path);
-// The config of a model directory or of a file; see parse_model_config.
+// The config of a model directory or of a file; see parse_model_config. A directory's generation_config.json
+// adds its end ids.
 ModelConfig load_model_config(const std::filesystem::path& path,
                               const std::vector<std::string>& overrides = {}, const Log& log = {});
 

@@ -42,6 +42,14 @@ const std::vector<std::pair<LayerType, std::string_view>>& EnumNames<LayerType>:
   return names;
 }
 
+const std::vector<std::pair<RopeType, std::string_view>>& EnumNames<RopeType>::list() {
+  static const std::vector<std::pair<RopeType, std::string_view>> names = {{RopeType::standard, "default"},
+                                                                           {RopeType::linear, "linear"},
+                                                                           {RopeType::llama3, "llama3"},
+                                                                           {RopeType::yarn, "yarn"}};
+  return names;
+}
+
 namespace {
 
 constexpr std::string_view kFull = "full_attention";
@@ -116,6 +124,43 @@ void check_sizes(const Checker& check, const ModelConfig& c) {
         fmt::format("{} of {}, which is {} dims", c.partial_rotary_factor, c.d(), c.rotary_dims()));
   check.real("initializer_range", c.initializer_range, c.initializer_range >= 0 && c.initializer_range <= 100,
              "a number from 0 to 100");
+}
+
+void check_rope_scaling(const Checker& check, const RopeScaling& s) {
+  const auto field = [](std::string_view name) { return fmt::format("rope_scaling.{}", name); };
+  const auto of_type = [&](std::string_view name, bool stated, RopeType type, bool needed = false) {
+    if (stated && s.rope_type != type)
+      throw check.error(field(name), fmt::format("none: it belongs to type {}", enum_name(type)),
+                        fmt::format("one beside type {}", enum_name(s.rope_type)));
+    if (!stated && needed && s.rope_type == type)
+      throw check.error(field(name), fmt::format("a number: type {} needs it", enum_name(type)), "nothing");
+  };
+  const auto number = [&](std::string_view name, const std::optional<double>& x, double low, double high) {
+    if (x)
+      check.real(field(name), *x, *x > low && *x <= high,
+                 fmt::format("a number above {}, at most {}", low, high));
+  };
+  check.real(field("factor"), s.factor, s.factor >= 1 && s.factor <= 1e6, "a number from 1 to 1e6");
+  of_type("low_freq_factor", s.low_freq_factor.has_value(), RopeType::llama3, true);
+  of_type("high_freq_factor", s.high_freq_factor.has_value(), RopeType::llama3, true);
+  number("low_freq_factor", s.low_freq_factor, 0, 1e6);
+  number("high_freq_factor", s.high_freq_factor, s.low_freq_factor.value_or(0), 1e6);
+  of_type("attention_factor", s.attention_factor.has_value(), RopeType::yarn);
+  of_type("beta_fast", s.beta_fast.has_value(), RopeType::yarn);
+  of_type("beta_slow", s.beta_slow.has_value(), RopeType::yarn);
+  of_type("truncate", s.truncate.has_value(), RopeType::yarn);
+  number("attention_factor", s.attention_factor, 0, 1e3);
+  number("beta_slow", s.beta_slow, 0, 1e6);
+  number("beta_fast", s.beta_fast, s.beta_slow.value_or(1), 1e6);
+  const bool bounded = s.rope_type == RopeType::llama3 || s.rope_type == RopeType::yarn;
+  if (bounded != s.original_max_position_embeddings.has_value())
+    throw check.error(field("original_max_position_embeddings"),
+                      bounded ? fmt::format("a whole number: type {} needs it", enum_name(s.rope_type))
+                              : "none: it belongs to types llama3 and yarn",
+                      bounded ? "nothing" : fmt::format("one beside type {}", enum_name(s.rope_type)));
+  if (bounded)
+    check.range(field("original_max_position_embeddings"), *s.original_max_position_embeddings, 1,
+                kMaxPositions);
 }
 
 void check_selection(const Checker& check, const ModelConfig& c) {
@@ -261,6 +306,7 @@ void ModelConfig::finalize(const std::string& where) {
   const Checker check{where};
   if (model_type != "hysparse") throw check.error("model_type", "\"hysparse\"", '"' + model_type + '"');
   check_sizes(check, *this);
+  if (rope_scaling) check_rope_scaling(check, *rope_scaling);
   check_selection(check, *this);
   check_experts(check, *this);
   check_tokens(check, *this);
@@ -272,7 +318,13 @@ void ModelConfig::finalize(const std::string& where) {
 }
 
 std::string describe_rope(const ModelConfig& c) {
-  return fmt::format("theta {}, {} of {} dims rotated", c.rope_theta, c.rotary_dims(), c.d());
+  std::string text = fmt::format("theta {}, {} of {} dims rotated", c.rope_theta, c.rotary_dims(), c.d());
+  if (!c.rope_scaling) return text;
+  const RopeScaling& s = *c.rope_scaling;
+  text += fmt::format(", {} scaling by {}", enum_name(s.rope_type), s.factor);
+  if (s.original_max_position_embeddings)
+    text += fmt::format(" beyond {} positions", *s.original_max_position_embeddings);
+  return text;
 }
 
 }  // namespace hysparse

@@ -16,6 +16,7 @@ enum class GateGranularity { head, channel };
 enum class WindowMode { own, shared, none };
 enum class SelectionMode { score, random };
 enum class LayerType { full_attention, sliding_attention, hysparse_attention };
+enum class RopeType { standard, linear, llama3, yarn };
 
 template <>
 struct EnumNames<AttentionKind> {
@@ -38,6 +39,25 @@ struct EnumNames<LayerType> {
   static const std::vector<std::pair<LayerType, std::string_view>>& list();
 };
 
+template <>
+struct EnumNames<RopeType> {
+  static const std::vector<std::pair<RopeType, std::string_view>>& list();
+};
+
+// How rotary frequencies are scaled for contexts beyond those of the first training (model/rope_frequencies.h
+// has the formulas). Each type has keys of its own; what is absent has transformers' default.
+struct RopeScaling {
+  RopeType rope_type = RopeType::standard;
+  double factor = 1.0;
+  std::optional<int64_t> original_max_position_embeddings;       // llama3, yarn
+  std::optional<double> low_freq_factor, high_freq_factor;       // llama3
+  std::optional<double> attention_factor, beta_fast, beta_slow;  // yarn
+  std::optional<bool> truncate;                                  // yarn
+
+  template <class V>
+  static void fields(V&& visit);  // model/config_fields.h
+};
+
 struct ModelConfig {
   std::string model_type = "hysparse";
   int64_t num_hidden_layers = 0;
@@ -52,6 +72,7 @@ struct ModelConfig {
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   double partial_rotary_factor = 1.0;
+  std::optional<RopeScaling> rope_scaling;  // absent: frequencies are powers of rope_theta alone
   bool tie_word_embeddings = false;
   bool attention_bias = false;
   bool qk_norm = false;
@@ -121,10 +142,14 @@ void replace_layout(ModelConfig& config, AttentionKind kind);
 ModelConfig parse_model_config(const std::string& json_text, const std::string& where,
                                const std::vector<std::string>& overrides = {}, const Log& log = {});
 
+// Adds the end ids of a generation_config.json, which Hugging Face's programs stop at: config.json often
+// names one of several. Call finalize() after it.
+void add_end_ids(ModelConfig& config, const std::string& json_text, const std::string& where);
+
 // The text of config.json for a finalized config; states layer_types, never attention.
 std::string model_config_json(const ModelConfig& config);
 
-// "theta 640000, 64 of 128 dims rotated": for load messages and inspect.
+// "theta 640000, 64 of 128 dims rotated", and the scaling where there is one: for load messages and inspect.
 std::string describe_rope(const ModelConfig& config);
 
 }  // namespace hysparse

@@ -6,6 +6,23 @@
 namespace hysparse {
 
 template <class V>
+void RopeScaling::fields(V&& visit) {
+  using S = RopeScaling;
+  visit("rope_type", &S::rope_type, "default | linear | llama3 | yarn: how rotary frequencies are scaled");
+  visit("factor", &S::factor, "slow rotations become so many times slower");
+  visit("original_max_position_embeddings", &S::original_max_position_embeddings,
+        "llama3, yarn: the context of the first training");
+  visit("low_freq_factor", &S::low_freq_factor,
+        "llama3: fewer turns than this in that context are scaled in full");
+  visit("high_freq_factor", &S::high_freq_factor, "llama3: more turns than this are not scaled");
+  visit("attention_factor", &S::attention_factor,
+        "yarn: multiplies rotated queries and keys; null: 0.1 ln(factor) + 1");
+  visit("beta_fast", &S::beta_fast, "yarn: more turns than this are not scaled; null: 32");
+  visit("beta_slow", &S::beta_slow, "yarn: fewer turns than this are scaled in full; null: 1");
+  visit("truncate", &S::truncate, "yarn: the bounds are whole pairs of dims; null: true");
+}
+
+template <class V>
 void ModelConfig::fields(V&& visit) {
   using C = ModelConfig;
   visit("model_type", &C::model_type, "hysparse");
@@ -21,6 +38,7 @@ void ModelConfig::fields(V&& visit) {
   visit("rms_norm_eps", &C::rms_norm_eps, "added to the mean square in RMSNorm");
   visit("rope_theta", &C::rope_theta, "base of the rotary position embedding");
   visit("partial_rotary_factor", &C::partial_rotary_factor, "share of a head's dims that is rotated");
+  visit("rope_scaling", &C::rope_scaling, "scaling of the rotary frequencies");
   visit("tie_word_embeddings", &C::tie_word_embeddings, "the head is the embedding matrix");
   visit("attention_bias", &C::attention_bias, "bias on the q, k and v projections");
   visit("qk_norm", &C::qk_norm, "RMSNorm of each query and key head before RoPE");

@@ -21,58 +21,68 @@ bool has_value(const Json& object, const char* key) {
   return object.contains(key) && !object[key].is_null();
 }
 
-// ---- RoPE: one theta and one share of dims, whichever way they are spelled
+// ---- RoPE: one theta, one share of dims and one scaling, whichever way they are spelled
 
-// Moves `key` of rope_parameters to the top level; both may state it, with one value.
-void lift(Json& object, const Json& nested, const char* key, const std::string& where) {
+// Takes `key` out of a nested object to the top level; both may state it, with one value.
+void lift(Json& object, Json& nested, const char* place, const char* key, const std::string& where) {
   if (!nested.contains(key)) return;
-  const Json& value = nested[key];
+  const Json value = nested[key];
+  nested.erase(key);
   if (!value.is_number())
-    throw expected_error(fmt::format("{}: rope_parameters.{}", where, key), "a number", brief(value));
+    throw expected_error(fmt::format("{}: {}.{}", where, place, key), "a number", brief(value));
   if (has_value(object, key) &&
       (!object[key].is_number() || object[key].get<double>() != value.get<double>()))
     throw input_error(
         fmt::format("{}: {}", where, key),
-        fmt::format("says {} at the top level and {} in rope_parameters", brief(object[key]), brief(value)),
+        fmt::format("says {} at the top level and {} in {}", brief(object[key]), brief(value), place),
         "state it once");
   object[key] = value;
 }
 
-// The plain embedding is called "default" under either spelling of the key; any other changes the angles.
-void demand_plain_rope(const Json& object, const std::string& place) {
-  for (const char* key : {"rope_type", "type"})
-    if (has_value(object, key) && object[key] != "default")
-      throw expected_error(fmt::format("{}.{}", place, key),
-                           "\"default\": no other type is known to this program", brief(object[key]),
-                           "it scales the rotary angles");
+// The scaling that `place` (rope_scaling, or rope_parameters in newer files) states; null for none. Older
+// files say "type" for "rope_type"; null means absent.
+Json stated_scaling(Json& object, const char* place, const std::string& where) {
+  if (!has_value(object, place)) return nullptr;
+  Json nested = object[place];
+  const std::string full = fmt::format("{}: {}", where, place);
+  if (!nested.is_object()) throw expected_error(full, "an object or null", brief(nested));
+  lift(object, nested, place, "rope_theta", where);
+  lift(object, nested, place, "partial_rotary_factor", where);
+  if (has_value(nested, "type")) {
+    if (has_value(nested, "rope_type") && nested["rope_type"] != nested["type"])
+      throw input_error(full, fmt::format("says type {} and rope_type {}", brief(nested["type"]),
+                                          brief(nested["rope_type"])));
+    nested["rope_type"] = nested["type"];
+  }
+  nested.erase("type");
+  for (auto item = nested.begin(); item != nested.end();)
+    item = item.value().is_null() ? nested.erase(item) : std::next(item);
+  if (nested.empty() ||
+      (nested.size() == 1 && nested.contains("rope_type") && nested["rope_type"] == "default"))
+    return nullptr;
+  if (!nested.contains("rope_type"))
+    throw expected_error(full, "a rope_type beside other keys", brief(nested));
+  return nested;
 }
 
-// Lifts a nested rope base to the top level; false where the file states none.
+// Leaves rope_theta, partial_rotary_factor and rope_scaling; false where the file states no rope base.
 bool resolve_rope(Json& object, const std::string& where) {
-  if (has_value(object, "rope_scaling")) {
-    const Json scaling = object["rope_scaling"];
-    const std::string place = where + ": rope_scaling";
-    if (scaling.is_object()) demand_plain_rope(scaling, place);
-    const bool plain = scaling.is_object() && scaling.size() == 1 &&
-                       (scaling.contains("rope_type") || scaling.contains("type"));
-    if (!plain)
-      throw expected_error(place, "null: scaled rotary embeddings are not known to this program",
-                           brief(scaling));
-  }
+  Json scaling = stated_scaling(object, "rope_scaling", where);
+  const Json newer = stated_scaling(object, "rope_parameters", where);
+  if (!scaling.is_null() && !newer.is_null() && scaling != newer)
+    throw input_error(where + ": rope_scaling",
+                      fmt::format("says {}, and rope_parameters {}", brief(scaling), brief(newer)),
+                      "state it once");
+  if (scaling.is_null()) scaling = newer;
   object.erase("rope_scaling");
-  if (has_value(object, "rope_parameters")) {
-    const Json nested = object["rope_parameters"];
-    const std::string place = where + ": rope_parameters";
-    if (!nested.is_object()) throw expected_error(place, "an object", brief(nested));
-    demand_plain_rope(nested, place);
-    for (const auto& item : nested.items())
-      if (item.key() != "rope_type" && item.key() != "type" && item.key() != "rope_theta" &&
-          item.key() != "partial_rotary_factor")
-        throw expected_error(place, "rope_type, rope_theta, partial_rotary_factor", quote_text(item.key()));
-    lift(object, nested, "rope_theta", where);
-    lift(object, nested, "partial_rotary_factor", where);
-  }
   object.erase("rope_parameters");
+  if (!scaling.is_null()) {
+    const bool bounded = scaling["rope_type"] == "llama3" || scaling["rope_type"] == "yarn";
+    constexpr const char* kOriginal = "original_max_position_embeddings";
+    if (bounded && !scaling.contains(kOriginal) && has_value(object, "max_position_embeddings"))
+      scaling[kOriginal] = object["max_position_embeddings"];
+    object["rope_scaling"] = std::move(scaling);
+  }
   if (has_value(object, "rope_theta")) return true;
   object.erase("rope_theta");
   return false;
@@ -105,6 +115,8 @@ constexpr const char* kKept[] = {"num_hidden_layers",
                                  "rms_norm_eps",
                                  "rope_theta",
                                  "partial_rotary_factor",
+                                 "rope_scaling",
+                                 "rope_parameters",
                                  "tie_word_embeddings",
                                  "initializer_range",
                                  "eos_token_id",
@@ -196,7 +208,7 @@ Json from_hugging_face(const Json& theirs, const Family& family, const std::stri
                              brief(value), demand->why);
     } else if (listed(kKept, key)) {
       ours[key] = value;
-    } else if (key != "rope_parameters" && key != "rope_scaling") {
+    } else {
       throw input_error(
           where,
           fmt::format("unknown key {} in a config of model_type {}", quote_text(key), family.model_type),
@@ -262,12 +274,7 @@ ModelConfig parse_model_config(const std::string& json_text, const std::string& 
                                const std::vector<std::string>& overrides, const Log& sink) {
   Json object = parse_json(json_text, where);
   if (!object.is_object()) throw expected_error(where, "a JSON object", brief(object));
-  if (const Family* family = family_of(object, where)) {
-    Json ours = from_hugging_face(object, *family, where);
-    for (const char* key : {"rope_parameters", "rope_scaling"})
-      if (object.contains(key)) ours[key] = object[key];
-    object = std::move(ours);
-  }
+  if (const Family* family = family_of(object, where)) object = from_hugging_face(object, *family, where);
   bool states_theta = resolve_rope(object, where);
   for (const std::string& o : overrides) states_theta |= o.rfind("rope_theta=", 0) == 0;
   ModelConfig config;
@@ -280,6 +287,17 @@ ModelConfig parse_model_config(const std::string& json_text, const std::string& 
     log(sink, LogLevel::info,
         fmt::format("{}: rope_theta is stated nowhere, using the default {}", where, config.rope_theta));
   return config;
+}
+
+void add_end_ids(ModelConfig& config, const std::string& json_text, const std::string& where) {
+  const Json object = parse_json(json_text, where);
+  if (!object.is_object()) throw expected_error(where, "a JSON object", brief(object));
+  if (!has_value(object, "eos_token_id")) return;
+  ModelConfig theirs;
+  read_fields(Json{{"eos_token_id", object["eos_token_id"]}}, theirs, where);
+  for (const int64_t id : theirs.eos_token_id)
+    if (std::count(config.eos_token_id.begin(), config.eos_token_id.end(), id) == 0)
+      config.eos_token_id.push_back(id);
 }
 
 std::string model_config_json(const ModelConfig& config) {

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <set>
 
 #include "base/error.h"
 #include "io/json.h"
+#include "model/rope_frequencies.h"
 #include "model/weights.h"
 
 namespace hysparse {
@@ -76,7 +78,7 @@ TensorSource reordered(TensorSource inner, int64_t d, bool to_neighbours) {
   return out;
 }
 
-// ---- from GGUF
+// ---- scaled rotary frequencies
 
 // A number that was a decimal before it became f32: 9.99999997e-06 is 1e-05.
 double decimal(double f32) {
@@ -86,6 +88,42 @@ double decimal(double f32) {
   std::from_chars(text, end, value);
   return value;
 }
+
+constexpr const char* kRopeDivisors = "rope_freqs.weight";
+
+// What the scaling divides each pair's frequency by.
+std::vector<float> rope_divisors(ModelConfig config) {
+  const RopeFrequencies scaled = rope_frequencies(config);
+  config.rope_scaling.reset();
+  const RopeFrequencies plain = rope_frequencies(config);
+  std::vector<float> out;
+  for (size_t i = 0; i < plain.radians.size(); ++i)
+    out.push_back(static_cast<float>(plain.radians[i] / scaled.radians[i]));
+  return out;
+}
+
+// The scaling of Llama 3's kind that these are the divisors of: its factor is the largest, its bounds are 1
+// and 4 turns in every such model, and its original context is a power of two.
+std::optional<RopeScaling> scaling_of_divisors(ModelConfig config, const std::vector<float>& divisors,
+                                               const std::string& place) {
+  RopeScaling s;
+  s.rope_type = RopeType::llama3;
+  s.factor = decimal(*std::max_element(divisors.begin(), divisors.end()));
+  if (std::all_of(divisors.begin(), divisors.end(), [](float d) { return d == 1.0f; })) return {};
+  s.low_freq_factor = 1;
+  s.high_freq_factor = 4;
+  for (int64_t original = 1024; s.factor > 1 && original <= int64_t(1) << 20; original *= 2) {
+    s.original_max_position_embeddings = original;
+    config.rope_scaling = s;
+    const std::vector<float> derived = rope_divisors(config);
+    const auto close = [](float a, float b) { return std::abs(a - b) <= 1e-4f * b; };
+    if (std::equal(divisors.begin(), divisors.end(), derived.begin(), close)) return s;
+  }
+  throw input_error(place,
+                    "divides the rotary frequencies otherwise than Llama 3 does, which is all that is known");
+}
+
+// ---- from GGUF
 
 class ConfigReader {
  public:
@@ -114,8 +152,10 @@ class ConfigReader {
     token_ids(c);
     const std::optional<int64_t> rotated = integer("rope.dimension_count");
     check_plain();
+    c.rope_scaling = rope_scaling(c);
     check_keys();
     c.finalize(where_);
+    read_rope_divisors(c);
     if (rotated && *rotated != c.d())
       throw expected_error(at("rope.dimension_count"), fmt::format("{}, all dims of a head", c.d()),
                            std::to_string(*rotated));
@@ -192,17 +232,39 @@ class ConfigReader {
     c.pad_token_id = id("padding");
   }
 
+  // Without a type, a factor is linear; 0 stands for none.
+  std::optional<RopeScaling> rope_scaling(const ModelConfig& c) {
+    known_.insert(prefix_ + "rope.scaling.type");
+    const std::string type = file_.text(prefix_ + "rope.scaling.type").value_or("linear");
+    const double factor = decimal(real("rope.scaling.factor").value_or(0.0));
+    const std::optional<int64_t> original = integer("rope.scaling.original_context_length");
+    if (type != "none" && type != "linear" && type != "yarn")
+      throw expected_error(at("rope.scaling.type"), "none, linear or yarn", quote_text(type));
+    if (type == "none" || factor == 0.0 || factor == 1.0) return {};
+    RopeScaling s;
+    s.rope_type = type == "yarn" ? RopeType::yarn : RopeType::linear;
+    s.factor = factor;
+    if (type == "yarn") s.original_max_position_embeddings = original.value_or(c.max_position_embeddings);
+    return s;
+  }
+
+  // Llama 3's scaling is written as what it divides each frequency by.
+  void read_rope_divisors(ModelConfig& c) {
+    const GgufTensor* tensor = file_.find(kRopeDivisors);
+    if (!tensor) return;
+    const std::string place = fmt::format("{}: tensor {}", where_, quote_text(kRopeDivisors));
+    if (c.rope_scaling) throw input_error(place, "is there, and rope.scaling.type is, too");
+    const int64_t half = c.rotary_dims() / 2;
+    if (tensor->shape != std::vector<int64_t>{half})
+      throw expected_error(place, fmt::format("shape [{}]", half),
+                           fmt::format("[{}]", fmt::join(tensor->shape, ", ")));
+    std::vector<float> divisors(static_cast<size_t>(half));
+    file_.source(*tensor).read(0, half, divisors.data());
+    c.rope_scaling = scaling_of_divisors(c, divisors, place);
+  }
+
   // What must have its plain value, or be absent.
   void check_plain() {
-    known_.insert(prefix_ + "rope.scaling.type");
-    const std::string scaling = file_.text(prefix_ + "rope.scaling.type").value_or("none");
-    const double factor = real("rope.scaling.factor").value_or(1.0);
-    if ((scaling != "none" && scaling != "linear") || (factor != 1.0 && factor != 0.0))
-      throw expected_error(at("rope.scaling"), "none: scaled rotary embeddings are not known to this program",
-                           fmt::format("{} by {}", scaling, factor));
-    if (file_.find("rope_freqs.weight"))
-      throw input_error(where_ + ": tensor \"rope_freqs.weight\"",
-                        "scales the rotary angles; scaled rotary embeddings are not known to this program");
     for (const char* key : {"expert_count", "expert_used_count"})
       if (const auto n = integer(key); n && *n != 0)
         throw expected_error(at(key), "0: mixture-of-experts layers do not run in this version",
@@ -213,8 +275,7 @@ class ConfigReader {
   }
   void check_keys() const {
     std::set<std::string> known = known_;
-    for (const char* key : {"tensor_data_layout", "rope.scaling.original_context_length"})
-      known.insert(prefix_ + key);
+    known.insert(prefix_ + "tensor_data_layout");
     for (const auto& [key, value] : file_.metadata())
       if (key.starts_with(prefix_) && !known.count(key))
         throw input_error(where_, fmt::format("unknown key {} ({})", quote_text(key), value.describe()),
@@ -252,6 +313,15 @@ const Architecture& architecture_for(const ModelConfig& c) {
                       "llama.cpp needs v_head_dim to be head_dim and all dims of a head to be rotated");
   if (c.qk_norm && c.attention_bias)
     throw input_error(kWhere, "llama.cpp knows no architecture with both qk_norm and attention_bias");
+  if (c.rope_scaling) {
+    const RopeScaling& s = *c.rope_scaling;
+    if (s.rope_type == RopeType::llama3 && (c.qk_norm || c.attention_bias))
+      throw input_error(kWhere,
+                        "llama.cpp knows rope_scaling llama3 in models without biases and qk_norm alone");
+    if (s.attention_factor || s.beta_fast || s.beta_slow || s.truncate)
+      throw input_error(kWhere,
+                        "llama.cpp knows yarn with its usual attention_factor, betas and truncation alone");
+  }
   if (c.qk_norm) return kArchitectures[2];
   const bool square = c.num_attention_heads * c.d() == c.hidden_size;  // its qwen2 takes no other
   return kArchitectures[c.attention_bias && square ? 1 : 0];
@@ -282,7 +352,7 @@ std::vector<TensorSource> gguf_tensors(const GgufFile& file, const ModelConfig& 
   const std::string where = file.path().string();
   const Architecture& arch = stated_architecture(file);
   std::vector<TensorSource> out;
-  std::set<std::string> known;
+  std::set<std::string> known = {kRopeDivisors};
   for (const WeightSpec& spec : weight_specs(config, build_layer_plan(config))) {
     const std::string name = their_name(spec.name);
     known.insert(name);
@@ -339,6 +409,23 @@ void add_gguf_model(GgufWriter& file, const ModelConfig& config, std::vector<Ten
   file.add_u32(key("vocab_size"), config.vocab_size);
   file.add_f32(key("attention.layer_norm_rms_epsilon"), config.rms_norm_eps);
   file.add_f32(key("rope.freq_base"), config.rope_theta);
+  if (config.rope_scaling) {
+    const RopeScaling& s = *config.rope_scaling;
+    if (s.rope_type == RopeType::llama3) {
+      const std::vector<float> divisors = rope_divisors(config);
+      file.add({kRopeDivisors,
+                {std::ssize(divisors)},
+                [divisors](int64_t first, int64_t count, float* to) {
+                  std::copy_n(divisors.begin() + first, count, to);
+                }},
+               GgufDType::f32);
+    } else if (s.rope_type != RopeType::standard) {
+      file.add_text(key("rope.scaling.type"), enum_name(s.rope_type));
+      file.add_f32(key("rope.scaling.factor"), s.factor);
+      if (s.original_max_position_embeddings)
+        file.add_u32(key("rope.scaling.original_context_length"), *s.original_max_position_embeddings);
+    }
+  }
   std::vector<std::string> wider;
   for (TensorSource& t : tensors) {
     GgufDType dtype = t.shape.size() == 1 ? GgufDType::f32 : as;

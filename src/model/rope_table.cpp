@@ -8,19 +8,17 @@ namespace hysparse {
 namespace {
 
 template <class T>
-void fill(Runtime& rt, double theta, int64_t positions, int64_t half, const TensorView& cos,
+void fill(Runtime& rt, const RopeFrequencies& f, int64_t positions, const TensorView& cos,
           const TensorView& sin) {
-  std::vector<double> frequency(static_cast<size_t>(half));
-  for (int64_t i = 0; i < half; ++i)
-    frequency[size_t(i)] = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
+  const auto half = static_cast<int64_t>(f.radians.size());
   std::vector<T> c(static_cast<size_t>(positions * half)), s(c.size());
   constexpr int64_t kChunk = 256;
   rt.pool.parallel_for((positions + kChunk - 1) / kChunk, [&](int64_t task, int) {
     for (int64_t p = task * kChunk; p < std::min(positions, (task + 1) * kChunk); ++p) {
       for (int64_t i = 0; i < half; ++i) {
-        const double angle = static_cast<double>(p) * frequency[size_t(i)];
-        c[size_t(p * half + i)] = static_cast<T>(std::cos(angle));
-        s[size_t(p * half + i)] = static_cast<T>(std::sin(angle));
+        const double angle = static_cast<double>(p) * f.radians[size_t(i)];
+        c[size_t(p * half + i)] = static_cast<T>(f.magnitude * std::cos(angle));
+        s[size_t(p * half + i)] = static_cast<T>(f.magnitude * std::sin(angle));
       }
     }
   });
@@ -34,12 +32,13 @@ void RopeTable::reserve(Runtime& rt, int64_t last) {
   const int64_t have = cos_ ? cos_.view().dim(0) : 0;
   if (last < have) return;
   const int64_t positions = std::max<int64_t>({last + 1, 2 * have, 256});
-  cos_ = Tensor(dtype_, {positions, half_}, rt.memory);
-  sin_ = Tensor(dtype_, {positions, half_}, rt.memory);
+  const auto half = static_cast<int64_t>(frequencies_.radians.size());
+  cos_ = Tensor(dtype_, {positions, half}, rt.memory);
+  sin_ = Tensor(dtype_, {positions, half}, rt.memory);
   if (dtype_ == DType::f64)
-    fill<double>(rt, theta_, positions, half_, cos_, sin_);
+    fill<double>(rt, frequencies_, positions, cos_, sin_);
   else
-    fill<float>(rt, theta_, positions, half_, cos_, sin_);
+    fill<float>(rt, frequencies_, positions, cos_, sin_);
 }
 
 }  // namespace hysparse

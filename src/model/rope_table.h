@@ -1,8 +1,9 @@
-// cos and sin of every position, made in float64 and rounded once (spec section 2); grown on demand.
+// cos and sin of every position (times the frequencies' magnitude), made in float64 and rounded once (spec
+// section 2); grown on demand.
 #pragma once
 
 #include "kernels/ops.h"
-#include "model/config.h"
+#include "model/rope_frequencies.h"
 #include "tensor/tensor.h"
 
 namespace hysparse {
@@ -10,7 +11,7 @@ namespace hysparse {
 class RopeTable {
  public:
   RopeTable(const ModelConfig& config, DType accumulation)
-      : theta_(config.rope_theta), half_(config.rotary_dims() / 2), dtype_(accumulation) {}
+      : frequencies_(rope_frequencies(config)), dtype_(accumulation) {}
 
   // Makes positions 0..last usable; `rt.memory` must stay the same from call to call.
   void reserve(Runtime& rt, int64_t last);
@@ -18,8 +19,7 @@ class RopeTable {
   const TensorView& sin() const { return sin_.view(); }
 
  private:
-  double theta_;
-  int64_t half_;
+  RopeFrequencies frequencies_;
   DType dtype_;
   Tensor cos_, sin_;
 };

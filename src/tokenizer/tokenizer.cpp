@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "io/files.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/nfc.h"
@@ -42,7 +43,7 @@ class Fingerprint {
   uint64_t a_ = 0x6a09e667f3bcc908ull, b_ = 0xbb67ae8584caa73bull;
 };
 
-std::string fingerprint_of(const TokenizerSpec& spec, int32_t eos) {
+std::string fingerprint_of(const TokenizerSpec& spec, int32_t eos, const std::vector<int32_t>& start) {
   Fingerprint f;
   std::vector<std::pair<int32_t, std::string_view>> by_id;
   for (const auto& [token, id] : spec.vocab) by_id.emplace_back(id, token);
@@ -63,6 +64,7 @@ std::string fingerprint_of(const TokenizerSpec& spec, int32_t eos) {
         (spec.rules.add_prefix_space ? 8u : 0u));
   f.add(static_cast<uint64_t>(static_cast<int64_t>(spec.unk_id)));
   f.add(static_cast<uint64_t>(static_cast<int64_t>(eos)));
+  for (const int32_t id : start) f.add(static_cast<uint64_t>(id));
   return f.hex();
 }
 
@@ -77,15 +79,17 @@ struct Tokenizer::Impl {
   SpecialMatcher raw[2], normalised[2];
   bool nfc = false;
   int32_t eos = -1;
+  std::vector<int32_t> start;
   std::string fingerprint;
   Bpe bpe;
   PreTokenizer pre;
   bool can_cut = false;
 
-  Impl(TokenizerSpec spec, int32_t eos_id, const std::string& where)
+  Impl(TokenizerSpec spec, int32_t eos_id, std::vector<int32_t> start_ids, const std::string& where)
       : nfc(spec.nfc),
         eos(eos_id),
-        fingerprint(fingerprint_of(spec, eos_id)),
+        start(std::move(start_ids)),
+        fingerprint(fingerprint_of(spec, eos_id, start)),
         bpe(make_bpe(spec, where)),
         pre(std::move(spec.rules), where) {
     int32_t largest = -1;
@@ -94,6 +98,11 @@ struct Tokenizer::Impl {
     if (eos > largest)
       throw input_error(
           where, fmt::format("the end-of-text id {} is not below the vocabulary's {}", eos, largest + 1));
+    for (const int32_t id : start)
+      if (id > largest)
+        throw input_error(where, fmt::format("the id {} that comes before every text is not below the "
+                                             "vocabulary's {}",
+                                             id, largest + 1));
     // Memory goes with the largest id: a file may leave some out, not nearly all.
     const size_t named = spec.vocab.size() + spec.added.size();
     if (static_cast<size_t>(largest) > 16 * named + 65536)
@@ -254,23 +263,35 @@ Tokenizer Tokenizer::load(const fs::path& dir) {
   std::error_code unreadable;  // what is wrong with the path shows when the file is opened
   if (fs::is_directory(dir, unreadable)) {
     file = dir / "tokenizer.json";
-    if (!fs::exists(file))
+    if (!file_exists(file))
       throw input_error(dir.string(), "holds no tokenizer.json", "make one with `hysparse tokenizer train`");
   }
   const std::string where = file.string();
   TokenizerSpec spec = read_tokenizer_json(file);
   const int32_t eos = find_eos(file.parent_path(), spec);
-  return Tokenizer(std::make_unique<Impl>(std::move(spec), eos, where));
+  std::vector<int32_t> start = find_start(file.parent_path(), spec);
+  return Tokenizer(std::make_unique<Impl>(std::move(spec), eos, std::move(start), where));
 }
 
 Tokenizer Tokenizer::parse(std::string_view json, const std::string& where) {
-  return Tokenizer(std::make_unique<Impl>(parse_tokenizer_json(json, where), -1, where));
+  TokenizerSpec spec = parse_tokenizer_json(json, where);
+  std::vector<int32_t> start = spec.start;
+  return Tokenizer(std::make_unique<Impl>(std::move(spec), -1, std::move(start), where));
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool parse_special) const {
   Impl::Run run(*impl_, parse_special, text.size(), nullptr);
   run.raw(text);
   return run.finish();
+}
+
+std::vector<int32_t> Tokenizer::encode_from_start(std::string_view text, bool parse_special) const {
+  std::vector<int32_t> ids = encode(text, parse_special);
+  const std::vector<int32_t>& start = impl_->start;
+  const bool there =
+      parse_special && ids.size() >= start.size() && std::equal(start.begin(), start.end(), ids.begin());
+  if (!there) ids.insert(ids.begin(), start.begin(), start.end());
+  return ids;
 }
 
 void Tokenizer::encode_to(std::string_view text, const IdSink& sink, bool parse_special) const {
@@ -302,6 +323,9 @@ bool Tokenizer::is_special(int32_t id) const {
 }
 int32_t Tokenizer::vocab_size() const {
   return static_cast<int32_t>(impl_->begin.size()) - 1;
+}
+const std::vector<int32_t>& Tokenizer::start_ids() const {
+  return impl_->start;
 }
 int32_t Tokenizer::eos_id() const {
   return impl_->eos;

@@ -30,7 +30,11 @@ class Tokenizer {
   // ("<|endoftext|>") become their ids; by default they are plain text. Any number of threads may encode at
   // once.
   std::vector<int32_t> encode(std::string_view text, bool parse_special = false) const;
-  // The same ids in the same order, handed over a few thousand at a time: for texts whose ids would not fit.
+  // A text as a model reads it from its beginning: start_ids() and the text's ids. With parse_special, a text
+  // that begins with them itself does not get them twice.
+  std::vector<int32_t> encode_from_start(std::string_view text, bool parse_special = false) const;
+  // The same ids as encode()'s in the same order, handed over a few thousand at a time: for texts whose ids
+  // would not fit.
   using IdSink = std::function<void(const int32_t* ids, size_t count)>;
   void encode_to(std::string_view text, const IdSink& sink, bool parse_special = false) const;
   // A position p >= from at which plain text may be cut so that the ids of both parts, one after the other,
@@ -41,8 +45,10 @@ class Tokenizer {
   // The raw bytes of one token (special tokens: their text; empty for an id that the file leaves out).
   std::string_view token_bytes(int32_t id) const;
   bool is_special(int32_t id) const;
-  int32_t vocab_size() const;                       // largest id + 1
-  int32_t eos_id() const;                           // -1 when none is known
+  int32_t vocab_size() const;  // largest id + 1
+  int32_t eos_id() const;      // -1 when none is known
+  // What the tokenizer's files put before every text: usually nothing, or BOS.
+  const std::vector<int32_t>& start_ids() const;
   int32_t find(std::string_view token_text) const;  // an added token's id by its text, -1 when absent
   // 32 hex digits of all that decides ids and texts; the same for the two ways of writing merges.
   const std::string& fingerprint() const;

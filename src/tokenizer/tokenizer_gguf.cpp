@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "io/files.h"
 #include "io/json.h"
 #include "io/json_value.h"
 #include "tokenizer/tokenizer_json.h"
@@ -321,8 +322,8 @@ const PreName& name_for(const TokenizerSpec& spec, const std::string& where, con
 
 // The chat template beside a tokenizer.json, empty when there is none.
 std::string chat_template(const fs::path& dir) {
-  if (fs::exists(dir / "chat_template.jinja")) return read_file(dir / "chat_template.jinja");
-  if (!fs::exists(dir / "tokenizer_config.json")) return {};
+  if (file_exists(dir / "chat_template.jinja")) return read_file(dir / "chat_template.jinja");
+  if (!file_exists(dir / "tokenizer_config.json")) return {};
   const Json config = read_json_file(dir / "tokenizer_config.json");
   const bool there =
       config.is_object() && config.contains("chat_template") && config["chat_template"].is_string();
@@ -337,13 +338,18 @@ std::optional<TokenizerFiles> tokenizer_from_gguf(const GgufFile& file) {
 
 void add_tokenizer(GgufWriter& file, const fs::path& dir, int64_t rows, const std::vector<int64_t>& eos,
                    std::optional<int64_t> bos, std::optional<int64_t> pad, const Log& log) {
-  if (dir.empty() || !fs::exists(dir / "tokenizer.json")) {
+  if (dir.empty() || !file_exists(dir / "tokenizer.json")) {
     file.add_text(kModelKey, "none");
     return;
   }
   const std::string where = (dir / "tokenizer.json").string();
   const TokenizerSpec spec = read_tokenizer_json(dir / "tokenizer.json");
   const PreName& pre = name_for(spec, where, log);
+  const std::vector<int32_t> start = find_start(dir, spec);
+  if (start.size() > 1)
+    throw input_error(where,
+                      fmt::format("it puts {} tokens before every text, and GGUF knows one", start.size()),
+                      "--no-tokenizer exports the weights alone");
 
   std::vector<std::string> tokens(static_cast<size_t>(rows));
   std::vector<int32_t> types(tokens.size(), kUnused);
@@ -372,9 +378,10 @@ void add_tokenizer(GgufWriter& file, const fs::path& dir, int64_t rows, const st
   };
   add_id("eos", eos.empty() ? find_eos(dir, spec) : eos[0]);
   if (eos.size() > 1) add_id("eot", eos[1]);
-  add_id("bos", bos);
+  if (eos.size() > 2) add_id("eom", eos[2]);
+  add_id("bos", start.empty() ? bos : start[0]);
   add_id("padding", pad);
-  file.add_bool(kAddBosKey, spec.adds_bos);
+  file.add_bool(kAddBosKey, !start.empty());
   if (const std::string text = chat_template(dir); !text.empty()) file.add_text(kTemplateKey, text);
 }
 

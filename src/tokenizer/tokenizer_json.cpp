@@ -253,8 +253,21 @@ class Reader {
     read_decoder(steps[0], field + ".decoders[0]");
   }
 
-  // ByteLevel only trims offsets; a template that puts tokens before the text only adds BOS, which encode()
-  // never does.
+  // The ids that a template's token stands for.
+  void add_start(const Json& token, const Json& table, const std::string& field) {
+    const std::string name = text(token, "id", field);
+    const Json& ids = member(member(table, name), "ids");
+    if (ids.is_array() && !ids.empty()) {
+      for (const Json& i : ids) spec_.start.push_back(id(i, field + ".ids"));
+      return;
+    }
+    for (const AddedToken& t : spec_.added)
+      if (t.content == name) return spec_.start.push_back(t.id);
+    throw input_error(at(field),
+                      quote_text(name) + " is neither among the special_tokens nor an added token");
+  }
+
+  // ByteLevel only trims offsets; a template may put tokens before the text.
   void read_post_processor(const Json& v, const std::string& field) {
     if (v.is_null()) return;
     const std::string type = text(v, "type", field);
@@ -273,7 +286,8 @@ class Reader {
       if (part.contains("Sequence")) after_text = true;
       if (part.contains("SpecialToken") && after_text)
         refuse(field + ".single", "a token after the text", "only templates that put tokens before it are");
-      if (part.contains("SpecialToken")) spec_.adds_bos = true;
+      if (part.contains("SpecialToken"))
+        add_start(part["SpecialToken"], member(v, "special_tokens"), field + ".single");
     }
   }
 
@@ -284,12 +298,27 @@ class Reader {
   bool byte_level_ = false;
 };
 
-// eos_token: a text, or an added token's object.
 const Json& find_key(const Json& object, std::string_view key) {
   if (object.is_object())
     for (const auto& item : object.items())
       if (item.key() == key) return item.value();
   return kNull;
+}
+
+// The id of a role's token, a text or an added token's object in the files beside tokenizer.json; -1 for
+// null.
+int32_t named_token(const Json& file, const char* role, const std::string& path, const TokenizerSpec& spec) {
+  const std::string where = fmt::format("{}: {}", path, role);
+  const Json* token = &find_key(file, role);
+  if (token->is_object()) token = &find_key(*token, "content");
+  if (token->is_null()) return -1;
+  if (!token->is_string()) throw expected_error(where, "a text or an object with \"content\"", token->dump());
+  const std::string& content = token->get_ref<const std::string&>();
+  for (const AddedToken& t : spec.added)
+    if (t.content == content) return t.id;
+  for (const auto& [text, id] : spec.vocab)
+    if (text == content) return id;
+  throw input_error(where, quote_text(content) + " is not a token of tokenizer.json");
 }
 
 }  // namespace
@@ -309,22 +338,12 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& file) {
 
 int32_t find_eos(const std::filesystem::path& dir, const TokenizerSpec& spec) {
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
-    if (!std::filesystem::exists(dir / name)) continue;
-    const Json file = read_json_file(dir / name);
-    const std::string where = (dir / name).string() + ": eos_token";
-    const Json* eos = &find_key(file, "eos_token");
-    if (eos->is_object()) eos = &find_key(*eos, "content");
-    if (eos->is_null()) continue;
-    if (!eos->is_string()) throw expected_error(where, "a text or an object with \"content\"", eos->dump());
-    const std::string& content = eos->get_ref<const std::string&>();
-    for (const AddedToken& t : spec.added)
-      if (t.content == content) return t.id;
-    for (const auto& [token, id] : spec.vocab)
-      if (token == content) return id;
-    throw input_error(where, quote_text(content) + " is not a token of tokenizer.json");
+    if (!file_exists(dir / name)) continue;
+    const int32_t eos = named_token(read_json_file(dir / name), "eos_token", (dir / name).string(), spec);
+    if (eos >= 0) return eos;
   }
   for (const char* name : {"generation_config.json", "config.json"}) {
-    if (!std::filesystem::exists(dir / name)) continue;
+    if (!file_exists(dir / name)) continue;
     const Json file = read_json_file(dir / name);
     const Json* eos = &find_key(file, "eos_token_id");
     if (eos->is_array() && !eos->empty()) eos = &eos->front();
@@ -334,6 +353,18 @@ int32_t find_eos(const std::filesystem::path& dir, const TokenizerSpec& spec) {
     return eos->get<int32_t>();
   }
   return -1;
+}
+
+std::vector<int32_t> find_start(const std::filesystem::path& dir, const TokenizerSpec& spec) {
+  const std::filesystem::path path = dir / "tokenizer_config.json";
+  if (!file_exists(path)) return spec.start;
+  const Json file = read_json_file(path);
+  const Json& adds = find_key(file, "add_bos_token");
+  if (adds.is_null()) return spec.start;
+  if (!adds.is_boolean())
+    throw expected_error(path.string() + ": add_bos_token", "true or false", adds.dump());
+  const int32_t bos = adds.get<bool>() ? named_token(file, "bos_token", path.string(), spec) : -1;
+  return bos < 0 ? std::vector<int32_t>{} : std::vector<int32_t>{bos};
 }
 
 }  // namespace hysparse

@@ -31,7 +31,7 @@ struct TokenizerSpec {
   bool ignore_merges = false;
   bool fuse_unk = false;
   int32_t unk_id = -1;
-  bool adds_bos = false;  // the post-processor puts a token before every text
+  std::vector<int32_t> start;  // what the post-processor puts before a text: usually nothing, or BOS
 };
 
 // The document of a tokenizer.json; `where` names it in errors.
@@ -43,5 +43,9 @@ TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& whe
 // special_tokens_map.json ("eos_token"), then generation_config.json and config.json ("eos_token_id", the
 // first of a list). -1: none does.
 int32_t find_eos(const std::filesystem::path& dir, const TokenizerSpec& spec);
+
+// What comes before a text: "bos_token" of tokenizer_config.json where that file states add_bos_token
+// (nothing where it is false), else what tokenizer.json's post-processor says.
+std::vector<int32_t> find_start(const std::filesystem::path& dir, const TokenizerSpec& spec);
 
 }  // namespace hysparse

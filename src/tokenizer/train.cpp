@@ -162,7 +162,7 @@ Json tokenizer_config(const std::string& eos) {
 void check_output(const fs::path& out) {
   if (out.empty())
     throw expected_error("tokenizer training", "the name of a folder to write", "an empty one");
-  if (!fs::exists(out)) {
+  if (!file_exists(out)) {
     std::error_code error;  // what is wrong with it, the file's error says
     const fs::path target = out.has_filename() ? out : out.parent_path();
     fs::create_directories(fs::absolute(target).parent_path(), error);
@@ -170,7 +170,7 @@ void check_output(const fs::path& out) {
     return;
   }
   if (!fs::is_directory(out)) throw input_error(out.string(), "is a file, expected a folder to write");
-  if (!fs::is_empty(out) && !fs::exists(out / "tokenizer.json") && !fs::exists(out / "config.json"))
+  if (!fs::is_empty(out) && !file_exists(out / "tokenizer.json") && !file_exists(out / "config.json"))
     throw input_error(out.string(), "holds files, but neither a tokenizer nor a model",
                       "choose another folder or empty this one");
   const AtomicFile writable(out / "tokenizer.json");
@@ -208,7 +208,7 @@ void train_tokenizer(const std::vector<fs::path>& inputs, const TokenizerTrainin
     write_file_atomic(dir / "tokenizer_config.json", config);
     write_file_atomic(dir / "tokenizer.json", tokenizer);
   };
-  if (fs::exists(out)) {
+  if (file_exists(out)) {
     write(out);  // beside whatever else is there
   } else {
     std::error_code error;  // what is wrong with it, publish_directory() says

@@ -87,7 +87,7 @@ void copy_tokenizer(const fs::path& from, const fs::path& to) {
   if (from.empty()) return;
   for (const char* name :
        {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"})
-    if (fs::exists(from / name)) write_file_atomic(to / name, read_file(from / name));
+    if (file_exists(from / name)) write_file_atomic(to / name, read_file(from / name));
 }
 
 // Copies a stored tensor into `dst` (host or device), which must have its shape.
@@ -154,7 +154,7 @@ std::string state_checksum(Json state) {
 
 Json read_state_file(const fs::path& dir) {
   const fs::path path = dir / kStateFile;
-  if (!fs::exists(path)) throw input_error(path.string(), "is missing", damaged_hint(dir));
+  if (!file_exists(path)) throw input_error(path.string(), "is missing", damaged_hint(dir));
   try {
     return read_json_file(path);
   } catch (const Error& e) {
@@ -280,7 +280,7 @@ TrainState read_checkpoint_state(const fs::path& dir) {
       throw input_error(where, "its content is not what was saved: the checksum differs", damaged_hint(dir));
     for (const auto& [name, listed] : json.at("files").items()) {
       const fs::path file = dir / name;
-      if (!fs::exists(file)) throw input_error(file.string(), "is missing", damaged_hint(dir));
+      if (!file_exists(file)) throw input_error(file.string(), "is missing", damaged_hint(dir));
       const auto bytes = listed.at("bytes").get<uint64_t>();
       if (fs::file_size(file) != bytes)
         throw expected_error(file.string(), fmt::format("{} bytes", bytes),

@@ -22,8 +22,8 @@ fs::path split_path(const fs::path& dir, const std::string& split) {
 
 fs::path existing_split(const fs::path& dir, const std::string& split) {
   const fs::path path = split_path(dir, split);
-  if (fs::exists(path)) return path;
-  if (fs::exists(split_path(dir, "train")))
+  if (file_exists(path)) return path;
+  if (file_exists(split_path(dir, "train")))
     throw input_error(dir.string(), fmt::format("this data has no {} part", split),
                       split == "holdout" ? "prepare it again with a larger --holdout" : "");
   throw input_error(path.string(), "missing", "make the folder with `hysparse data prepare`");
@@ -59,7 +59,7 @@ TokenData::TokenData(TokenData&&) noexcept = default;
 TokenData::~TokenData() = default;
 
 bool TokenData::has(const fs::path& dir, const std::string& split) {
-  return fs::exists(split_path(dir, split));
+  return file_exists(split_path(dir, split));
 }
 
 void TokenData::verify() const {

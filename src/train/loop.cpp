@@ -201,10 +201,10 @@ void Run::begin() {
   if (!checkpoints.empty()) {
     resume_from(checkpoints.back().dir);
   } else if (!request_.from.empty()) {
-    const bool is_run = !fs::exists(request_.from / "config.json") && fs::exists(request_.from / "model");
+    const bool is_run = !file_exists(request_.from / "config.json") && file_exists(request_.from / "model");
     const fs::path from = is_run ? request_.from / "model" : request_.from;
     std::optional<Tokenizer> theirs;
-    if (fs::exists(from / "tokenizer.json")) theirs.emplace(Tokenizer::load(from));
+    if (file_exists(from / "tokenizer.json")) theirs.emplace(Tokenizer::load(from));
     check_tokenizer(from, theirs, data_.tokenizer_fingerprint());
     load_master_weights(from, weights_, rt_.log);
   } else {

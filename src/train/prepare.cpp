@@ -184,15 +184,27 @@ class Preparation {
   void add(const Task& task) {
     if (task.file == nullptr && task.text.size() > kStreamedBytes) {
       work();  // what came before it
-      TokenFileWriter& w = *writers_[task.split];
-      tokenizer_.encode_to(task.text, [&](const int32_t* ids, size_t n) { w.add_tokens(ids, n); });
-      if (task.document_bytes >= 0) w.end_document(task.document_bytes);
+      tokenizer_.encode_to(task.text, [&](const int32_t* ids, size_t n) { add_tokens(task.split, ids, n); });
+      end_document(task.split, task.document_bytes);
       tell(task.text.size());
       return;
     }
     tasks_.push_back(task);
     waiting_ += task.text.size();
     if (waiting_ >= kBatchBytes * static_cast<size_t>(pool_.threads())) work();
+  }
+
+  // A document begins with what the tokenizer puts before every text.
+  void add_tokens(int split, const int32_t* ids, size_t count) {
+    const std::vector<int32_t>& start = tokenizer_.start_ids();
+    if (!inside_[split]) writers_[split]->add_tokens(start.data(), start.size());
+    inside_[split] = true;
+    writers_[split]->add_tokens(ids, count);
+  }
+  void end_document(int split, int64_t bytes) {
+    if (bytes < 0) return;
+    writers_[split]->end_document(bytes);
+    inside_[split] = false;
   }
 
   std::string json_text(const Task& task) const {
@@ -229,9 +241,8 @@ class Preparation {
     for (const std::vector<Encoded>& result : results) {
       if (result.empty()) ++report_.empty_documents;
       for (const Encoded& e : result) {
-        TokenFileWriter& w = *writers_[e.split];
-        w.add_tokens(e.ids.data(), e.ids.size());
-        if (e.document_bytes >= 0) w.end_document(e.document_bytes);
+        add_tokens(e.split, e.ids.data(), e.ids.size());
+        end_document(e.split, e.document_bytes);
       }
     }
     tasks_.clear();
@@ -263,7 +274,7 @@ class Preparation {
     }
     for (const char* name :
          {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"})
-      if (fs::exists(tokenizer_dir_ / name)) write_file_atomic(dir / name, read_file(tokenizer_dir_ / name));
+      if (file_exists(tokenizer_dir_ / name)) write_file_atomic(dir / name, read_file(tokenizer_dir_ / name));
     write_file_atomic(dir / "meta.json", dump_json(meta()));
     return report_;
   }
@@ -306,6 +317,7 @@ class Preparation {
   double fraction_;
   std::vector<File> files_;
   std::optional<TokenFileWriter> writers_[2];  // train, holdout
+  bool inside_[2] = {false, false};            // a document
   std::vector<Task> tasks_;
   size_t waiting_ = 0;
   int64_t document_ = 0, bytes_total_ = 0, bytes_done_ = 0;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "io/files.h"
 #include "io/json_value.h"
 #include "train/checkpoint.h"
 
@@ -15,13 +16,13 @@ bool check_data_folder(const fs::path& data) {
   constexpr const char* kHint = "make the folder with `hysparse data prepare`";
   if (!fs::is_directory(data)) throw input_error(data.string(), "is no folder of prepared data", kHint);
   for (const char* name : {"meta.json", "tokenizer.json", "train.tokens"})
-    if (!fs::exists(data / name)) throw input_error((data / name).string(), "is missing", kHint);
+    if (!file_exists(data / name)) throw input_error((data / name).string(), "is missing", kHint);
   const fs::path meta = data / "meta.json";
   const Json json = read_json_file(meta);
   if (!json.is_object() || !json.contains("splits") || !json.at("splits").is_object())
     throw input_error(meta.string(), "lists no splits", kHint);
   const bool listed = json.at("splits").contains("holdout");
-  const bool there = fs::exists(data / "holdout.tokens");
+  const bool there = file_exists(data / "holdout.tokens");
   if (listed && !there)
     throw input_error((data / "holdout.tokens").string(), "is missing, but meta.json lists held-out tokens",
                       "prepare the data again, with --holdout 0 to train without held-out evaluation");
@@ -29,12 +30,12 @@ bool check_data_folder(const fs::path& data) {
 }
 
 bool holds_run(const fs::path& out) {
-  return fs::exists(out / "log.jsonl") || !list_checkpoints(out).empty();
+  return file_exists(out / "log.jsonl") || !list_checkpoints(out).empty();
 }
 
 void check_run_folder(const fs::path& out) {
   if (out.empty()) throw input_error("--out", "expected the name of a folder");
-  if (!fs::exists(out)) return;
+  if (!file_exists(out)) return;
   if (!fs::is_directory(out)) throw input_error(out.string(), "is a file, expected a folder for the run");
   if (holds_run(out)) return;
   const fs::path target = fs::canonical(out), here = fs::current_path();

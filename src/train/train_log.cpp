@@ -51,7 +51,7 @@ struct LogFile {
   int fd = -1;
 
   LogFile(std::filesystem::path file, int64_t completed_steps) : path(std::move(file)) {
-    if (std::filesystem::exists(path)) {
+    if (file_exists(path)) {
       const std::string content = read_file(path);
       const std::string kept = kept_lines(content, path.string(), completed_steps);
       if (kept != content) write_file_atomic(path, kept);
