@@ -130,12 +130,16 @@ ModelConfig load_model_config(const fs::path& path, const std::vector<std::strin
                               const Log& log) {
   const fs::path file = config_file(path);
   ModelConfig config = parse_model_config(read_file(file), file.string(), overrides, log);
-  const fs::path generation = file.parent_path() / "generation_config.json";
-  if (file != path && file_exists(generation)) {
-    add_end_ids(config, read_file(generation), generation.string());
-    config.finalize(generation.string());
-  }
+  read_generation_config(path, config);
   return config;
+}
+
+void read_generation_config(const fs::path& path, ModelConfig& config) {
+  const fs::path file = path / "generation_config.json";
+  std::error_code unreadable;
+  if (!fs::is_directory(path, unreadable) || !file_exists(file)) return;
+  add_end_ids(config, read_file(file), file.string());
+  config.finalize(file.string());
 }
 
 void check_model_dir(const fs::path& dir, const ModelConfig& config, const Log& sink) {

@@ -19,6 +19,8 @@ std::filesystem::path config_file(const std::filesystem::path& path);
 // adds its end ids.
 ModelConfig load_model_config(const std::filesystem::path& path,
                               const std::vector<std::string>& overrides = {}, const Log& log = {});
+// Adds the end ids of generation_config.json, where `path` is a directory that holds one.
+void read_generation_config(const std::filesystem::path& path, ModelConfig& config);
 
 struct LoadedModel {
   ModelConfig config;

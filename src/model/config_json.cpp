@@ -62,6 +62,9 @@ Json stated_scaling(Json& object, const char* place, const std::string& where) {
     return nullptr;
   if (!nested.contains("rope_type"))
     throw expected_error(full, "a rope_type beside other keys", brief(nested));
+  const Json& type = nested["rope_type"];
+  const bool known = type == "linear" || type == "llama3" || type == "yarn";  // others are refused later
+  if (known && !nested.contains("factor")) throw expected_error(full + ".factor", "a number", "nothing");
   return nested;
 }
 

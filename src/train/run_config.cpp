@@ -125,7 +125,9 @@ void validate_run_config(const RunConfig& config, const std::string& where) {
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& sets,
                           const Log& log) {
   const std::filesystem::path file = config_file(path);
-  return parse_run_config(read_file(file), file.string(), sets, log);
+  RunConfig config = parse_run_config(read_file(file), file.string(), sets, log);
+  read_generation_config(path, config.model);
+  return config;
 }
 
 RunConfig parse_run_config(const std::string& json_text, const std::string& where,

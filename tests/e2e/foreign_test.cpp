@@ -75,7 +75,7 @@ class ForeignCli : public testing::Test {
 
 TEST_F(ForeignCli, AHuggingFaceDirectoryWorksInEveryCommand) {
   put("ids.json", "[5, 9, 11, 60]");
-  for (const char* family : {"llama", "llama-tied", "qwen2", "qwen3", "mimo"}) {
+  for (const char* family : {"llama", "llama-tied", "qwen2", "qwen3", "mimo", "llama3", "yarn"}) {
     const std::string dir = (fs::path(HYSPARSE_SOURCE_DIR) / "tests/data/foreign" / family).string();
     run("logits --model " + dir + " --tokens " + path("ids.json") + " --out " + path("logits.safetensors"));
     const std::string said =
@@ -93,6 +93,35 @@ TEST_F(ForeignCli, AHuggingFaceDirectoryWorksInEveryCommand) {
     EXPECT_EQ(files.entry("model.norm.weight").dtype, "BF16");
     EXPECT_FALSE(files.has("model.mtp_layers.0.input_proj.weight"));
   }
+}
+
+// End ids of generation_config.json and BOS of the tokenizer's files: as Hugging Face's own programs, from
+// the directory as it is, after import, and through GGUF.
+TEST_F(ForeignCli, EndIdsAndBosAreKept) {
+  make_twin();
+  fs::copy(path("twin"), path("hf"));
+  put("hf/generation_config.json", R"({"eos_token_id": [0, 7, 9]})");
+  put("hf/tokenizer_config.json",
+      R"({"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "add_bos_token": true})");
+  run("import --from " + path("hf") + " --out " + path("ours"));
+  run("export --model " + path("ours") + " --out " + path("m.gguf"));
+  run("import --from " + path("m.gguf") + " --out " + path("back"));
+  const std::string ids = run("tokenizer encode --tokenizer " + path("hf") + " --text 'Line 7: the' --start");
+  EXPECT_EQ(ids.substr(0, 3), "[0,");
+  const std::string options = " --max-new-tokens 12 --temperature 0 --ignore-eos --stats";
+  const auto text_of = [](const std::string& output) { return output.substr(0, output.find("prompt: ")); };
+  const std::string plain = run("generate --model " + path("twin") + " --prompt 'Line 7: the'" + options);
+  std::string first;
+  for (const char* model : {"hf", "ours", "back"}) {
+    EXPECT_NE(run("inspect " + path(model)).find("end ids [0, 7, 9]"), std::string::npos) << model;
+    const std::string said = run("generate --model " + path(model) + " --prompt 'Line 7: the'" + options);
+    if (first.empty()) first = text_of(said);
+    EXPECT_EQ(text_of(said), first) << model;
+    const std::string count = std::to_string(std::count(ids.begin(), ids.end(), ',') + 1);
+    EXPECT_NE(said.find("prompt: " + count + " tokens"), std::string::npos) << said;
+  }
+  EXPECT_EQ(plain.find("prompt: " + std::to_string(std::count(ids.begin(), ids.end(), ',')) + " tokens"),
+            text_of(plain).size());
 }
 
 TEST_F(ForeignCli, AHuggingFaceDirectoryStartsATraining) {

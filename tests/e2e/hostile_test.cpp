@@ -126,7 +126,10 @@ TEST_F(Hostile, Configs) {
   config_is(changed("hidden_size", "\"64\""), "hidden_size");
   config_is(changed("hidden_size", "null"), "hidden_size");
   config_is(changed("vocab_size", "-1"), "vocab_size");
-  config_is(changed("rope_parameters", R"({"rope_type": "yarn", "rope_theta": 10000.0})"), "rope");
+  config_is(changed("rope_parameters", R"({"rope_type": "yarn", "rope_theta": 10000.0})"),
+            "rope_parameters.factor");
+  config_is(changed("rope_parameters", R"({"rope_type": "spiral", "factor": 2})"), "spiral");
+  config_is(changed("rope_scaling", R"({"rope_type": "llama3", "factor": 1e30})"), "rope_scaling.");
   config_is(changed("num_hidden_layers", "1000000000"), "num_hidden_layers");
   config_is(changed("hiden_size", "64"), "hidden_size");
   config_is(R"({"hidden_size": 64, "hidden_size": 32})", "hidden_size");

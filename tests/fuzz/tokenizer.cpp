@@ -40,6 +40,10 @@ bool run_input(std::string_view input) {
           special);
       require(streamed == ids, "streamed ids are the same");
       t.decode(ids, true);
+      const std::vector<int32_t> whole = t.encode_from_start(text, special), &start = t.start_ids();
+      require(whole.size() == ids.size() || whole.size() == start.size() + ids.size(), "start ids come once");
+      require(std::equal(start.begin(), start.end(), whole.begin()), "a text begins with them");
+      t.decode(whole, true);
     }
     return true;
   } catch (const Error& e) {
@@ -63,7 +67,7 @@ std::vector<std::string> seeds() {
           "\n--text\nab ab 12345 \n\n <|end|>abcabc\xf0\x9f\x98",
       R"({"normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "ByteLevel"}, "decoder": {"type": "Sequence",
  "decoders": [{"type": "ByteLevel"}]}, "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken":
- {"id": "a"}}, {"Sequence": {"id": "A"}}]}, "model": {"unk_token": "?", )" +
+ {"id": "a"}}, {"Sequence": {"id": "A"}}], "special_tokens": {"a": {"id": "a", "ids": [0, 2]}}}, "model": {"unk_token": "?", )" +
           kVocab + R"(, "merges": ["a b"]}})",
   };
 }

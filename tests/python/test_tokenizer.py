@@ -24,6 +24,27 @@ def test_encode_and_decode_are_the_programs(work, model, text, special):
     assert model.tokenizer.decode(np.array(ids, dtype=np.int64), special=special).encode() == said
 
 
+def test_bos_where_the_tokenizer_asks_for_it(work, model):
+    folder = work / "with_bos"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / name).write_bytes((work / "model" / name).read_bytes())
+    eos = json.loads((work / "tok/tokenizer_config.json").read_text())["eos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos, "bos_token": eos, "add_bos_token": True}))
+    with hysparse.Model.load(folder) as m:
+        plain = m.tokenizer.encode("the fox")
+        whole = m.tokenizer.encode("the fox", start=True)
+        assert whole == [m.tokenizer.eos_id, *plain] == json.loads(
+            run("tokenizer", "encode", "--tokenizer", folder, "--text", "the fox", "--start"))
+        options = dict(temperature=0, max_new_tokens=6, ignore_eos=True)
+        answer = m.generate("the fox", **options)
+        assert answer.tokens == m.generate(whole, **options).tokens
+        assert answer.text == run("generate", "--model", folder, "--prompt", "the fox", "--temperature", 0, "--max-new-tokens", 6,
+                                  "--ignore-eos").decode()[:-1]
+        assert m.perplexity("the fox").nats == m.perplexity(whole).nats != m.perplexity(plain).nats
+    assert model.tokenizer.encode("the fox", start=True) == model.tokenizer.encode("the fox")
+
+
 def test_any_bytes(model):
     raw = bytes(range(256)) + b"\xe5\xa4"
     assert model.tokenizer.decode_bytes(model.tokenizer.encode(raw)) == raw

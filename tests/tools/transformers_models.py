@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random models of the families that hysparse reads, made by transformers, and their logits.
 
-  transformers_models.py record DIR               the folders of tests/data/foreign: a tiny model a family, with
+  transformers_models.py record DIR [FAMILY ...]  the folders of tests/data/foreign: a tiny model a family, with
                                                   tokens and the float64 logits of transformers in DIR/expected
   transformers_models.py check --hysparse PROGRAM compares `hysparse logits` and `hysparse generate` with
                                                   transformers on larger models, made on the spot
@@ -15,10 +15,12 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 FAMILIES = {
@@ -27,6 +29,17 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"rope_theta": 1e6}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "rope_theta": 1e6, "tie_word_embeddings": True}),
     "mimo": (Qwen2Config, Qwen2ForCausalLM, {"rope_theta": 640000.0}),
+    # Scaled rotary embeddings whose bounds lie within the few positions of a tiny model.
+    "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 96}}),
+    "linear": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": {
+        "rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}}),
+    "yarn": (Qwen2Config, Qwen2ForCausalLM, {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}}),
+    "yarn-stated": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 3.0, "original_max_position_embeddings": 48,
+        "attention_factor": 1.25, "beta_fast": 8.0, "beta_slow": 0.5, "truncate": False}}),
 }
 TINY = dict(vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=128)
@@ -87,33 +100,41 @@ def logits(model, ids):
 
 
 def exact_logits(model, ids):
-    """With rotary angles in float64; transformers takes them in float32."""
+    """With norms, rotary frequencies and angles in float64; transformers takes them in float32."""
     rotary, config = model.model.rotary_emb, model.config
-    half = torch.arange(rotary.inv_freq.numel(), dtype=torch.float64)
-    frequency = config.rope_parameters["rope_theta"] ** (-half / half.numel())
+    kind = config.rope_parameters["rope_type"]
+    compute = rotary.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+    wide = mock.patch.multiple(torch, float=torch.float64, float32=torch.float64)
+    with wide:
+        frequency, magnitude = compute(config)
+    assert frequency.dtype == torch.float64
 
     def forward(x, position_ids):
         angles = position_ids[..., None].double() * frequency
         angles = torch.cat((angles, angles), -1)
-        return angles.cos(), angles.sin()
+        return angles.cos() * magnitude, angles.sin() * magnitude
 
     plain, rotary.forward = rotary.forward, forward
     try:
-        return logits(model, ids)
+        with wide:
+            return logits(model, ids)
     finally:
         rotary.forward = plain
 
 
 def greedy(model, ids, count):
     with torch.no_grad():
-        out = model.double().generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, eos_token_id=None,
-                                      pad_token_id=0)
+        prompt = torch.tensor([ids])
+        out = model.double().generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count,
+                                      do_sample=False, eos_token_id=None, pad_token_id=0)
     return out[0, len(ids):].tolist()
 
 
-def record(root):
+def record(root, families):
     (root / "expected").mkdir(parents=True, exist_ok=True)
     for i, family in enumerate(FAMILIES):
+        if families and family not in families:
+            continue
         folder = root / family
         folder.mkdir(parents=True, exist_ok=True)
         model = build(family, TINY, 100 + i)
@@ -158,12 +179,14 @@ def check(program):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command")
-    commands.add_parser("record").add_argument("dir", type=pathlib.Path)
+    recording = commands.add_parser("record")
+    recording.add_argument("dir", type=pathlib.Path)
+    recording.add_argument("families", nargs="*", choices=[[], *FAMILIES])
     commands.add_parser("check").add_argument("--hysparse", required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "record":
-        record(arguments.dir)
+        record(arguments.dir, arguments.families)
         return 0
     return int(check(arguments.hysparse))
 

@@ -69,6 +69,7 @@ TEST(CapiMisuse, NullPointersAreNamed) {
   EXPECT_REFUSED(hysparse_tokenizer_encode(t, nullptr, 3, 0, &out_ids, &n), "text");
   EXPECT_REFUSED(hysparse_tokenizer_encode(t, "a", 1, 0, nullptr, &n), "ids");
   EXPECT_REFUSED(hysparse_tokenizer_encode(t, "a", 1, 0, &out_ids, nullptr), "count");
+  EXPECT_REFUSED(hysparse_tokenizer_encode_from_start(t, nullptr, 3, 0, &out_ids, &n), "text");
   EXPECT_REFUSED(hysparse_tokenizer_decode(t, nullptr, 2, 0, &text, &n), "ids");
   EXPECT_REFUSED(hysparse_tokenizer_decode(t, ids, 2, 0, nullptr, &n), "text");
   EXPECT_REFUSED(hysparse_tokenizer_decode(t, ids, 2, 0, &text, nullptr), "bytes");

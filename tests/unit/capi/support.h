@@ -48,6 +48,8 @@ class Files {
   std::string model() const { return (root / "model").string(); }
   std::string wordless() const { return (root / "wordless").string(); }  // no tokenizer
   std::string tokenizer() const { return (root / "tok").string(); }
+  // The model with a tokenizer that puts <|endoftext|> before every text.
+  std::string with_bos() const { return (root / "with_bos").string(); }
 
  private:
   Files() : root(fs::temp_directory_path() / ("hysparse-capi-" + std::to_string(std::random_device{}()))) {
@@ -63,6 +65,9 @@ class Files {
     weights.init_random(config, plan, 7);
     save_model_dir(root / "model", config, weights, DType::f32, root / "tok");
     save_model_dir(root / "wordless", config, weights, DType::f32);
+    fs::copy(root / "model", root / "with_bos");
+    std::ofstream(root / "with_bos/tokenizer_config.json")
+        << R"({"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "add_bos_token": true})";
   }
   fs::path root;
 };

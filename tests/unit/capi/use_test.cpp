@@ -118,6 +118,38 @@ TEST(Capi, TokenizerRoundTripsAnyBytes) {
   }
 }
 
+TEST(Capi, BosIsReadWhereTheTokenizerAsksForIt) {
+  const ModelHandle m = load(Files::get().with_bos());
+  hysparse_tokenizer* handle = nullptr;
+  ASSERT_EQ(hysparse_model_tokenizer(m.get(), &handle), 0);
+  const TokenizerHandle t(handle);
+  const auto encode = [&](decltype(hysparse_tokenizer_encode)* call, const std::string& text, int special) {
+    int32_t* ids = nullptr;
+    size_t count = 0;
+    EXPECT_EQ(call(t.get(), text.data(), text.size(), special, &ids, &count), 0) << last_error();
+    const std::vector<int32_t> out(ids, ids + count);
+    hysparse_free(ids);
+    return out;
+  };
+  const std::vector<int32_t> plain = encode(hysparse_tokenizer_encode, "the fox", 0);
+  std::vector<int32_t> whole = encode(hysparse_tokenizer_encode_from_start, "the fox", 0);
+  ASSERT_EQ(whole.size(), plain.size() + 1);
+  EXPECT_EQ(encode(hysparse_tokenizer_encode_from_start, "<|endoftext|>the fox", 1), whole);
+  hysparse_generate_options o = HYSPARSE_GENERATE_OPTIONS_INIT;
+  o.temperature = 0;
+  o.max_new_tokens = 8;
+  o.ignore_eos = 1;
+  hysparse_generation* g = nullptr;
+  ASSERT_EQ(hysparse_generate(m.get(), "the fox", 7, &o, nullptr, nullptr, &g), 0) << last_error();
+  const GenerationHandle of_text(g);
+  hysparse_generation_result r{};
+  r.size = sizeof r;
+  ASSERT_EQ(hysparse_generation_get_result(of_text.get(), &r), 0);
+  EXPECT_EQ(r.prompt_tokens, int64_t(whole.size()));
+  EXPECT_EQ(read_to_end(start(m, whole, o)).tokens, std::vector<int32_t>(r.tokens, r.tokens + r.token_count));
+  EXPECT_EQ(whole[0], 0);
+}
+
 TEST(Capi, TokenizerOutlivesItsModel) {
   hysparse_tokenizer* handle = nullptr;
   ModelHandle m = load();

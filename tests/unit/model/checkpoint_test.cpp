@@ -186,6 +186,31 @@ TEST_F(ModelDir, ConfigOfADirectoryOrAFileWithOverrides) {
   EXPECT_HAS(refusal(dir), "config.json");
 }
 
+// BC-29: any listed end id ends a text, and Hugging Face lists them in a file of their own.
+TEST_F(ModelDir, EndIdsOfTheGenerationConfigAreAdded) {
+  const fs::path dir = make(config());
+  const auto ids = [&](const std::string& text) {
+    write_file_atomic(dir / "generation_config.json", text);
+    return load_model_dir(dir).config.eos_token_id;
+  };
+  EXPECT_EQ(ids(R"({"eos_token_id": [9, 11, 12], "temperature": 0.6})"),
+            (std::vector<int64_t>{5, 9, 11, 12}));
+  EXPECT_EQ(ids(R"({"eos_token_id": 7})"), (std::vector<int64_t>{5, 9, 7}));
+  EXPECT_EQ(ids(R"({"eos_token_id": null})"), (std::vector<int64_t>{5, 9}));
+  EXPECT_EQ(ids("{}"), (std::vector<int64_t>{5, 9}));
+  EXPECT_EQ(load_model_config(dir / "config.json").eos_token_id, (std::vector<int64_t>{5, 9}));
+  for (const auto& [text, message] :
+       {std::pair(R"({"eos_token_id": [97]})", "eos_token_id: expected a whole number from 0 to 96"),
+        {R"({"eos_token_id": "9"})", "eos_token_id"},
+        {"[]", "a JSON object"},
+        {"{", "generation_config.json"}}) {
+    write_file_atomic(dir / "generation_config.json", text);
+    const std::string said = refusal(dir);
+    EXPECT_HAS(said, message);
+    EXPECT_HAS(said, "generation_config.json");
+  }
+}
+
 TEST_F(ModelDir, AnExpertConfigIsCheckedButNotRun) {
   const fs::path dir = make(config());
   replace(dir / "config.json", "\"n_routed_experts\": 0", "\"n_routed_experts\": 4");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "model/rope_frequencies.h"
 #include "unit/model/tiny.h"
 
 #define EXPECT_HAS(text, part) EXPECT_PRED_FORMAT2(::testing::IsSubstring, part, text)
@@ -128,14 +129,103 @@ TEST(Config, RopeBaseWhicheverWayItIsSpelled) {
   EXPECT_HAS(
       refusal(file(R"("partial_rotary_factor": 1.0, "rope_parameters": {"partial_rotary_factor": 0.5})")),
       "state it once");
-  EXPECT_HAS(refusal(file(R"("rope_parameters": {"rope_type": "yarn", "factor": 4, "rope_theta": 5e5})")),
-             "rope_parameters.rope_type: expected \"default\"");
-  EXPECT_HAS(refusal(file(R"("rope_parameters": {"rope_type": "spiral"})")), "spiral");
+  EXPECT_HAS(refusal(file(R"("rope_parameters": {"rope_type": "spiral"})")),
+             "rope_scaling.rope_type: expected one of default, linear, llama3, yarn, got \"spiral\"");
   EXPECT_HAS(refusal(file(R"("rope_parameters": {"rope_theta": 5e5, "factor": 4})")), "factor");
   EXPECT_HAS(refusal(file(R"("rope_parameters": {"rope_theta": "500000"})")), "rope_theta");
   EXPECT_HAS(refusal(file(R"("rope_parameters": 500000)")), "expected an object");
-  EXPECT_HAS(refusal(file(R"("rope_scaling": {"rope_type": "yarn", "factor": 4})")), "rope_scaling");
-  EXPECT_HAS(refusal(file(R"("rope_scaling": {"type": "linear", "factor": 2})")), "rope_scaling");
+  EXPECT_HAS(refusal(file(R"("rope_scaling": 4)")), "rope_scaling: expected an object or null");
+  EXPECT_HAS(refusal(file(R"("rope_scaling": {"rope_type": "dynamic", "factor": 4})")), "got \"dynamic\"");
+  EXPECT_HAS(refusal(file(R"("rope_scaling": {"rope_type": "longrope", "long_factor": [1]})")), "longrope");
+}
+
+const std::string kLlama3 = R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})";
+
+TEST(Config, RopeScalingWhicheverWayItIsSpelled) {
+  const std::string older = R"("rope_theta": 500000, "rope_scaling": )" + kLlama3;
+  const std::string newer = R"("rope_parameters": {"rope_theta": 500000, )" + kLlama3.substr(1);
+  const ModelConfig c = parse(file(older));
+  ASSERT_TRUE(c.rope_scaling);
+  EXPECT_EQ(c.rope_scaling->rope_type, RopeType::llama3);
+  EXPECT_EQ(c.rope_scaling->factor, 8);
+  EXPECT_EQ(c.rope_scaling->high_freq_factor, 4);
+  EXPECT_EQ(c.rope_scaling->original_max_position_embeddings, 8192);
+  EXPECT_EQ(describe_rope(c),
+            "theta 500000, 32 of 32 dims rotated, llama3 scaling by 8 beyond 8192 positions");
+  for (const std::string& text : {newer, older + ", " + newer,
+                                  R"("rope_theta": 500000, "rope_scaling": {"type": "llama3", )" +
+                                      kLlama3.substr(kLlama3.find("\"factor\""))})
+    EXPECT_EQ(model_config_json(parse(file(text))), model_config_json(c)) << text;
+  EXPECT_EQ(model_config_json(parse(model_config_json(c))), model_config_json(c));
+  EXPECT_EQ(model_config_json(parse(
+                file(R"("rope_theta": 500000)"),
+                {"rope_scaling.rope_type=llama3", "rope_scaling.factor=8", "rope_scaling.low_freq_factor=1",
+                 "rope_scaling.high_freq_factor=4", "rope_scaling.original_max_position_embeddings=8192"})),
+            model_config_json(c));
+  EXPECT_FALSE(parse(file(R"("rope_scaling": {"rope_type": "default"})")).rope_scaling);
+  EXPECT_FALSE(parse(file(R"("rope_scaling": {"type": "default", "rope_type": "default"})")).rope_scaling);
+  // The context that was scaled is the model's, where nothing else is said.
+  EXPECT_EQ(parse(file(R"("max_position_embeddings": 4096, "rope_scaling": {"type": "yarn", "factor": 4})"))
+                .rope_scaling->original_max_position_embeddings,
+            4096);
+}
+
+TEST(Config, RopeScalingThatMeansNothingIsRefused) {
+  const auto scaled = [](const std::string& object) { return refusal(file(R"("rope_scaling": )" + object)); };
+  EXPECT_HAS(
+      refusal(file(
+          R"("rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "linear", "factor": 4})")),
+      "state it once");
+  EXPECT_HAS(scaled(R"({"type": "linear", "rope_type": "yarn", "factor": 2})"),
+             "says type \"linear\" and rope_type \"yarn\"");
+  EXPECT_HAS(scaled(R"({"factor": 2})"), "expected a rope_type");
+  EXPECT_HAS(scaled(R"({"rope_type": "linear", "factor": 0.5})"),
+             "rope_scaling.factor: expected a number from 1");
+  EXPECT_HAS(scaled(R"({"rope_type": "linear", "factor": "2"})"), "rope_scaling.factor");
+  EXPECT_HAS(scaled(R"({"rope_type": "linear", "factor": 1e300})"), "rope_scaling.factor");
+  EXPECT_HAS(scaled(R"({"rope_type": "linear", "factor": 2, "beta_fast": 32})"),
+             "rope_scaling.beta_fast: expected none: it belongs to type yarn");
+  EXPECT_HAS(scaled(R"({"rope_type": "linear", "factor": 2, "original_max_position_embeddings": 64})"),
+             "belongs to types llama3 and yarn");
+  EXPECT_HAS(scaled(R"({"rope_type": "llama3", "factor": 8, "high_freq_factor": 4})"),
+             "rope_scaling.low_freq_factor: expected a number: type llama3 needs it");
+  EXPECT_HAS(scaled(R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4})"),
+             "rope_scaling.high_freq_factor: expected a number above 4");
+  EXPECT_HAS(scaled(R"({"rope_type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 32})"), "beta_fast");
+  EXPECT_HAS(scaled(R"({"rope_type": "yarn", "factor": 4, "attention_factor": 0})"), "attention_factor");
+  EXPECT_HAS(scaled(R"({"rope_type": "yarn", "factor": 4, "mscale": 1})"),
+             "unknown key \"rope_scaling.mscale\"");
+  EXPECT_HAS(scaled(R"({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 0})"),
+             "original_max_position_embeddings");
+}
+
+// Frequencies by hand: theta 10,000 and 8 dims turn 1, 0.1, 0.01 and 0.001 rad a position.
+TEST(Config, RopeFrequenciesFollowTheFormulas) {
+  const auto frequencies = [](const std::string& scaling) {
+    return rope_frequencies(parse(file(R"("head_dim": 8, "rope_theta": 10000, "rope_scaling": )" + scaling)));
+  };
+  const auto expect = [](const RopeFrequencies& f, const std::vector<double>& radians, double magnitude) {
+    ASSERT_EQ(f.radians.size(), radians.size());
+    for (size_t i = 0; i < radians.size(); ++i)
+      EXPECT_NEAR(f.radians[i], radians[i], 1e-12 * radians[i]) << i;
+    EXPECT_NEAR(f.magnitude, magnitude, 1e-12);
+  };
+  expect(frequencies("null"), {1, 0.1, 0.01, 0.001}, 1);
+  expect(frequencies(R"({"type": "linear", "factor": 4})"), {0.25, 0.025, 0.0025, 0.00025}, 1);
+  // 96 positions: 15.3 turns (kept), 1.528 (between 1 and 4), 0.15 and 0.015 (scaled).
+  const double kept = (9.6 / (2 * M_PI) - 1) / 3;
+  expect(frequencies(R"({"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+                         "original_max_position_embeddings": 96})"),
+         {1, 0.1 * (kept + (1 - kept) / 8), 0.01 / 8, 0.001 / 8}, 1);
+  // 64 positions: the ramp goes from pair 0 to pair 2 (the one that turns once is pair 1.008).
+  expect(frequencies(R"({"type": "yarn", "factor": 4, "original_max_position_embeddings": 64})"),
+         {1, 0.1 * 0.5 + 0.025 * 0.5, 0.0025, 0.00025}, 1 + 0.1 * std::log(4.0));
+  const double last = 4 * std::log(64 / (2 * M_PI)) / std::log(10000.0);
+  expect(
+      frequencies(R"({"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "truncate": false,
+                         "attention_factor": 1.5})"),
+      {1, 0.1 * (1 - 1 / last) + 0.025 / last, 0.0025, 0.00025}, 1.5);
 }
 
 TEST(Config, NoRopeBaseAtAllIsTheDefaultWithAWord) {
@@ -330,12 +420,9 @@ TEST(Config, HuggingFaceKeysThatChangeTheModelAreRefused) {
   EXPECT_HAS(refusal(hugging_face("llama", R"("layer_types": ["full_attention", "sliding_attention",
                                                  "full_attention"])")),
              "layer 1");
-  EXPECT_HAS(refusal(hugging_face("llama", R"("rope_parameters": {"rope_type": "llama3", "factor": 8})")),
-             "rope_type");
-  EXPECT_HAS(refusal(hugging_face("llama", R"("rope_scaling": {"rope_type": "llama3", "factor": 8})")),
-             "rope_scaling.rope_type: expected \"default\"");
-  EXPECT_HAS(refusal(hugging_face("llama", R"("rope_scaling": {"type": "linear", "factor": 2})")),
-             "rope_scaling.type");
+  EXPECT_EQ(parse(hugging_face("llama", R"("rope_scaling": )" + kLlama3)).rope_scaling->factor, 8);
+  EXPECT_HAS(refusal(hugging_face("qwen2", R"("rope_scaling": {"type": "mrope", "mrope_section": [1]})")),
+             "mrope");
   EXPECT_HAS(refusal(hugging_face("llama", R"("rope_scaling": {"factor": 2})")), "rope_scaling");
   EXPECT_HAS(refusal(hugging_face("llama", R"("rope_interleaved": true)")), "halves");
   EXPECT_HAS(refusal(hugging_face("qwen2", R"("quantization_config": {"quant_method": "awq"})")),

@@ -85,7 +85,8 @@ TEST_P(Foreign, SavedAsOurOwnItStaysTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Foreign,
-                         ::testing::Values("llama", "llama-tied", "qwen2", "qwen3", "mimo"),
+                         ::testing::Values("llama", "llama-tied", "qwen2", "qwen3", "mimo", "llama3",
+                                           "linear", "yarn", "yarn-stated"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -96,7 +96,9 @@ TEST_F(GgufModel, EveryFamilyComesBackBitForBit) {
                                              {"llama-tied", "llama"},
                                              {"qwen2", "qwen2"},
                                              {"qwen3", "qwen3"},
-                                             {"mimo", "qwen2"}}) {
+                                             {"mimo", "qwen2"},
+                                             {"linear", "llama"},
+                                             {"yarn", "qwen2"}}) {
     const Directory d(kFolder / family);
     for (const GgufDType as : {GgufDType::f32, GgufDType::bf16}) {
       write(d, as);
@@ -184,9 +186,17 @@ TEST_F(GgufModel, WhatWouldBeAnotherModelIsRefused) {
   EXPECT_HAS(result([](Parts& p) { p.number("llama.expert_count", 8); }), "mixture-of-experts");
   EXPECT_HAS(result([](Parts& p) { p.number("llama.rope.dimension_count", 4); }),
              "expected 8, all dims of a head");
-  EXPECT_HAS(result([](Parts& p) { p.text("llama.rope.scaling.type", "yarn"); }), "yarn by 1");
-  EXPECT_HAS(result([](Parts& p) { p.real("llama.rope.scaling.factor", 4); }), "scaled rotary embeddings");
-  EXPECT_HAS(result([](Parts& p) { p.tensors["rope_freqs.weight"] = {4}; }), "scales the rotary angles");
+  EXPECT_HAS(result([](Parts& p) { p.text("llama.rope.scaling.type", "longrope"); }),
+             "llama.rope.scaling.type: expected none, linear or yarn, got \"longrope\"");
+  EXPECT_HAS(result([](Parts& p) { p.real("llama.rope.scaling.factor", -4); }), "rope_scaling.factor");
+  EXPECT_HAS(result([](Parts& p) { p.real("llama.rope.scaling.attn_factor", 2); }), "unknown key");
+  EXPECT_HAS(result([](Parts& p) { p.tensors["rope_freqs.weight"] = {5}; }), "expected shape [4], got [5]");
+  EXPECT_HAS(result([](Parts& p) { p.tensors["rope_freqs.weight"] = {4}; }), "otherwise than Llama 3 does");
+  EXPECT_HAS(result([](Parts& p) {
+               p.real("llama.rope.scaling.factor", 4);
+               p.tensors["rope_freqs.weight"] = {4};
+             }),
+             "is there, and rope.scaling.type is, too");
   EXPECT_HAS(result([](Parts& p) { p.tensors["blk.0.attn_output.bias"] = {32}; }),
              "tensor \"blk.0.attn_output.bias\" is none of a llama model's");
   EXPECT_HAS(result([](Parts& p) { p.tensors.erase("blk.0.ffn_up.weight"); }),
@@ -213,6 +223,62 @@ TEST_F(GgufModel, WhatWouldBeAnotherModelIsRefused) {
              "the same whole number for every layer");
 }
 
+// A factor without a type is linear, as llama.cpp reads it.
+TEST_F(GgufModel, ScaledRotaryEmbeddings) {
+  const auto scaling = [&](const std::function<void(Parts&)>& change) {
+    EXPECT_EQ(result(change), "(accepted)");
+    return gguf_config(GgufFile(path)).rope_scaling;
+  };
+  EXPECT_FALSE(scaling([](Parts& p) { p.real("llama.rope.scaling.factor", 0); }));
+  EXPECT_FALSE(scaling([](Parts& p) { p.text("llama.rope.scaling.type", "yarn"); }));
+  const auto linear = scaling([](Parts& p) { p.real("llama.rope.scaling.factor", 2.5); });
+  EXPECT_EQ(linear->rope_type, RopeType::linear);
+  EXPECT_EQ(linear->factor, 2.5);
+  const auto yarn = scaling([](Parts& p) {
+    p.text("llama.rope.scaling.type", "yarn");
+    p.real("llama.rope.scaling.factor", 4);
+  });
+  EXPECT_EQ(yarn->rope_type, RopeType::yarn);
+  EXPECT_EQ(yarn->original_max_position_embeddings, 64);  // the context of the file
+}
+
+// Llama 3's is a tensor of what each frequency is divided by, as llama.cpp's converter writes it.
+TEST_F(GgufModel, TheDivisorsOfLlama3ComeBackAsItsScaling) {
+  for (const auto& [factor, original, dims] :
+       {std::tuple(8.0, 8192, 128), {32.0, 8192, 64}, {8.0, 131072, 80}, {4.0, 1024, 8}}) {
+    ModelConfig c = tiny::config(AttentionKind::full, [&](ModelConfig& k) {
+      k.head_dim = dims;
+      k.rope_theta = 500000;
+      k.rope_scaling = RopeScaling{RopeType::llama3, factor, original, 1.0, 4.0, {}, {}, {}, {}};
+    });
+    tiny::Machine m(c, DType::f32, false);
+    std::vector<TensorSource> tensors;
+    for (Weight* w : m.weights.all()) {
+      const TensorView v = w->value;
+      std::vector<int64_t> shape(v.shape.begin(), v.shape.begin() + v.rank);
+      tensors.push_back({w->name, shape, [v](int64_t first, int64_t count, float* to) {
+                           const int64_t row = v.rank > 1 ? v.dim(1) : 1;
+                           std::copy_n(v.as<float>() + first * row, count * row, to);
+                         }});
+    }
+    GgufWriter w;
+    add_gguf_model(w, c, tensors, GgufDType::f32, "name", {});
+    w.write(path);
+    const GgufFile file(path);
+    const TensorSource divisors = file.source(*file.find("rope_freqs.weight"));
+    const std::vector<float> values = all_rows(divisors);
+    ASSERT_EQ(int(values.size()), dims / 2);
+    EXPECT_EQ(values.front(), 1);  // fast pairs are kept, slow ones are divided
+    EXPECT_EQ(values.back(), float(factor));
+    const ModelConfig back = gguf_config(file);
+    ASSERT_TRUE(back.rope_scaling);
+    EXPECT_EQ(back.rope_scaling->rope_type, RopeType::llama3);
+    EXPECT_EQ(back.rope_scaling->factor, factor);
+    EXPECT_EQ(back.rope_scaling->original_max_position_embeddings, original);
+    EXPECT_EQ(gguf_tensors(file, back).size(), tensors.size());
+  }
+}
+
 TEST_F(GgufModel, WhatLlamaCppCannotRunIsNotExported) {
   const auto refusal = [](const ModelConfig& c) {
     GgufWriter w;
@@ -234,6 +300,15 @@ TEST_F(GgufModel, WhatLlamaCppCannotRunIsNotExported) {
   EXPECT_HAS(refusal(full([](ModelConfig& c) { c.full_attention_gate = true; })), "full_attention_gate");
   EXPECT_HAS(refusal(full([](ModelConfig& c) { c.v_head_dim = 16; })), "v_head_dim");
   EXPECT_HAS(refusal(full([](ModelConfig& c) { c.partial_rotary_factor = 0.5; })), "rotated");
+  EXPECT_HAS(refusal(full([](ModelConfig& c) {
+               c.qk_norm = true;
+               c.rope_scaling = RopeScaling{RopeType::llama3, 8, 8192, 1.0, 4.0, {}, {}, {}, {}};
+             })),
+             "llama3 in models without biases");
+  EXPECT_HAS(refusal(full([](ModelConfig& c) {
+               c.rope_scaling = RopeScaling{RopeType::yarn, 8, 8192, {}, {}, 1.5, {}, {}, {}};
+             })),
+             "attention_factor");
 }
 
 }  // namespace

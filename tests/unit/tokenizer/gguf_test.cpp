@@ -115,6 +115,18 @@ TEST(GgufTokenizer, RolesAndTemplate) {
   EXPECT_EQ(config.at("bos_token"), "<|end|>");
   EXPECT_EQ(config.at("add_bos_token"), true);
   EXPECT_EQ(json.at("post_processor").at("type"), "TemplateProcessing");
+  EXPECT_EQ(t.start_ids(), std::vector<int32_t>{265});
+  {  // and out again, with every end id that GGUF has a name for
+    GgufWriter again;
+    add_tokenizer(again, dir / "out", 268, {1, 2, 3}, 4, {}, {});
+    again.write(dir / "again.gguf");
+    const GgufFile file(dir / "again.gguf");
+    EXPECT_EQ(file.integer("tokenizer.ggml.bos_token_id"), 265);
+    EXPECT_EQ(file.boolean("tokenizer.ggml.add_bos_token"), true);
+    EXPECT_EQ(file.integer("tokenizer.ggml.eos_token_id"), 1);
+    EXPECT_EQ(file.integer("tokenizer.ggml.eot_token_id"), 2);
+    EXPECT_EQ(file.integer("tokenizer.ggml.eom_token_id"), 3);
+  }
   w.add_bool("tokenizer.ggml.add_bos_token", false);
   const TempDir other;
   EXPECT_EQ(parse_json(read(w, other)->tokenizer, "t").at("post_processor").at("type"), "ByteLevel");

@@ -174,6 +174,63 @@ TEST(TokenizerLoad, TemplatesThatOnlyAddBosAndIgnoreMerges) {
   EXPECT_EQ(load(file).encode("wholes").size(), 6u);
 }
 
+// What comes before a text: the template's tokens, unless tokenizer_config.json says whether BOS does.
+TEST(TokenizerLoad, WhatComesBeforeEveryText) {
+  using Ids = std::vector<int32_t>;
+  Json plain = tokenizer_json(kMerges), templated = plain;
+  const auto part = [](const char* what, const char* id) {
+    return Json({{what, {{"id", id}, {"type_id", 0}}}});
+  };
+  templated["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", Json::array({part("SpecialToken", "<s>"), part("Sequence", "A")})},
+      {"special_tokens",
+       {{"<s>", {{"id", "<s>"}, {"ids", Json::array({264, 65})}, {"tokens", {"<|end|>", "A"}}}}}}};
+  EXPECT_EQ(load(plain).start_ids(), Ids{});
+  EXPECT_EQ(load(plain).encode_from_start("the"), Ids{257});
+  const Tokenizer t = load(templated);
+  EXPECT_EQ(t.start_ids(), (Ids{264, 65}));
+  EXPECT_EQ(t.encode("the"), Ids{257});
+  EXPECT_EQ(t.encode_from_start("the"), (Ids{264, 65, 257}));
+  EXPECT_EQ(t.encode_from_start(""), (Ids{264, 65}));
+  // Not twice where the text has them itself; as plain text they are no tokens.
+  EXPECT_EQ(t.encode_from_start("<|end|>Athe", true), (Ids{264, 65, 257}));
+  EXPECT_EQ(t.encode_from_start("<|end|>the", true), (Ids{264, 65, 264, 257}));
+  EXPECT_EQ(t.encode_from_start("<|end|>Athe").size(), 2 + t.encode("<|end|>Athe").size());
+  // An added token needs no table.
+  templated["post_processor"]["single"][0]["SpecialToken"]["id"] = "<|end|>";
+  EXPECT_EQ(load(templated).start_ids(), Ids{264});
+  EXPECT_NE(load(templated).fingerprint(), load(plain).fingerprint());
+
+  EXPECT_EQ(load(templated, {{"bos_token", "<|end|>"}}).start_ids(), Ids{264});
+  EXPECT_EQ(load(templated, {{"add_bos_token", false}}).start_ids(), Ids{});
+  EXPECT_EQ(load(templated, {{"add_bos_token", nullptr}}).start_ids(), Ids{264});
+  EXPECT_EQ(load(plain, {{"add_bos_token", true}, {"bos_token", "A"}}).start_ids(), Ids{65});
+  EXPECT_EQ(load(plain, {{"add_bos_token", true}, {"bos_token", {{"content", "<|end|>"}}}}).start_ids(),
+            Ids{264});
+  EXPECT_EQ(load(plain, {{"add_bos_token", true}, {"bos_token", nullptr}}).start_ids(), Ids{});
+  EXPECT_EQ(load(plain, {{"add_bos_token", true}}).start_ids(), Ids{});
+
+  EXPECT_HAS(error_of([&] {
+               load(plain, {{"add_bos_token", "yes"}});
+             }),
+             "add_bos_token: expected true or false");
+  EXPECT_HAS(error_of([&] {
+               load(plain, {{"add_bos_token", true}, {"bos_token", "<none>"}});
+             }),
+             "bos_token: \"<none>\" is not a token of tokenizer.json");
+  const auto with_id = [&](Json id) {
+    Json file = templated;
+    file["post_processor"]["single"][0]["SpecialToken"]["id"] = "<s>";
+    file["post_processor"]["special_tokens"]["<s>"]["ids"] = std::move(id);
+    return error_of([&] { load(file); });
+  };
+  EXPECT_HAS(with_id(Json::array({-1})), "post_processor.single.ids: expected a token id");
+  EXPECT_HAS(with_id(Json::array({"1"})), "expected a token id");
+  EXPECT_HAS(with_id(Json::array({300})), "the id 300 that comes before every text is not below");
+  EXPECT_HAS(with_id(Json::array()), "\"<s>\" is neither among the special_tokens nor an added token");
+}
+
 TEST(TokenizerLoad, EosFromTheFilesBeside) {
   const Json file = tokenizer_json(kMerges);
   EXPECT_EQ(load(file).eos_id(), -1);

@@ -85,6 +85,32 @@ TEST_F(DataPrepare, AFileIsADocumentAndSoIsALineOfJson) {
   EXPECT_EQ(last.tokens, r.train.tokens);
 }
 
+// A document is what a model reads from its beginning: BOS where the tokenizer asks for it, before each one,
+// also before a tail that is held out and before one that is encoded in pieces.
+TEST_F(DataPrepare, DocumentsBeginWithBosWhereTheTokenizerAsksForIt) {
+  write(dir / "tok/tokenizer_config.json",
+        R"({"eos_token": "<|endoftext|>", "bos_token": "z", "add_bos_token": true})");
+  const Tokenizer tokenizer = Tokenizer::load(dir / "tok");
+  ASSERT_EQ(tokenizer.start_ids(), tokenizer.encode("z"));
+  std::string longer;
+  while (longer.size() < (size_t(3) << 20)) longer += "a man in possession of a good fortune\n";
+  write(dir / "a.txt", longer);
+  write(dir / "b.jsonl", "{\"text\": \"second one\"}\n{\"text\": \"third\"}\n");
+  prepare({dir / "a.txt", dir / "b.jsonl"}, 0.01, 2);
+  for (const std::string split : {"train", "holdout"}) {
+    const TokenData data(dir / "out", split);
+    int64_t starts = 0;
+    for (int64_t i = 0; i < data.tokens(); ++i) {
+      const bool start = data.at(i) == tokenizer.start_ids()[0];
+      starts += start;
+      ASSERT_EQ(start, i == 0 || data.at(i - 1) == data.eos_id()) << split << " " << i;
+    }
+    EXPECT_EQ(starts, data.documents());
+  }
+  const TokenData data(dir / "out", "train");
+  EXPECT_EQ(data.documents(), 3);
+}
+
 TEST_F(DataPrepare, FewDocumentsLoseTheirTails) {
   std::string a, b;
   for (int i = 0; i < 1000; ++i) a += fmt::format("line {} of a man\n", i);
