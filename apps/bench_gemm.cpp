@@ -36,7 +36,7 @@ void bench_gemm(Runtime& rt, const BenchModel& m, const BenchSettings& settings,
        {Shape{"1024 x 1024", 1024, 1024}, Shape{"q_proj", c.num_attention_heads * c.d(), c.hidden_size},
         Shape{"mlp_up", c.intermediate_size, c.hidden_size},
         Shape{"mlp_down", c.hidden_size, c.intermediate_size}})
-    for (const int64_t n : {8, 64, 512}) {
+    for (const int64_t n : {8, 64, 128, 512}) {
       const Tensor value = random(t, {s.out, s.in}, 1), x = random(t, {n, s.in}, 2), y(t, {n, s.out}),
                    theirs(t, {n, s.out});
       Weight w;

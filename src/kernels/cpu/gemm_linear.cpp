@@ -35,9 +35,9 @@ Output output_of(const LinearForward& p) {
 // Whether the product is made of dot products (gemm_multiply.h): one stream of weights. 8-bit integers are
 // widened on the way through the registers there, so they take it for few rows of x only.
 bool takes_dots(const LinearForward& p) {
-  const int64_t n = p.x.dim(0), in = p.x.dim(1), out = p.weight.value.dim(0);
+  const int64_t n = p.x.dim(0), out = p.weight.value.dim(0);
   if (p.weight.scales) return n <= 64;
-  return gemm::uses_dot(matrix_of(p.x), transposed(matrix_of(p.weight.value)), n, out, in);
+  return gemm::uses_dot(matrix_of(p.x), transposed(matrix_of(p.weight.value)), n, out);
 }
 
 // grad += column sums of dy: fixed runs of rows, their sums added in order.

@@ -116,9 +116,9 @@ void set_engine(Engine engine) {
   chosen_engine = engine;
 }
 
-bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k) {
+bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n) {
   if (a.col != 1 || b.row != 1 || a.dtype != b.dtype) return false;
-  return m <= 64 || n < 32 || (m <= 128 && (n <= 64 || k >= 2048));
+  return m <= 128 || n < 32;
 }
 
 void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts,
@@ -169,7 +169,7 @@ void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span
 void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k,
               const Output& y) {
   if (m == 0 || n == 0) return;
-  if (uses_dot(a, b, m, n, k)) {
+  if (uses_dot(a, b, m, n)) {
     const DotPart part{{b.data, b.dtype, b.col, b.row}, n, y};
     return multiply_dots(rt, a, m, k, {&part, 1});
   }

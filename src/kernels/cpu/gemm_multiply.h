@@ -18,7 +18,7 @@ void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t 
               const Output& y);
 
 // True where multiply() takes the dot kernel (operands k-contiguous, few rows or few columns).
-bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k);
+bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n);
 
 // One of several products of the same x [m, k]: y [m, n] (+)= x w^T (+ bias), w [n, k].
 struct DotPart {
