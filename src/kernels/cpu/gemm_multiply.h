@@ -1,7 +1,7 @@
 // Matrix products on the thread pool. What every choice here rests on was measured on two cores with
 // AVX512-BF16 against oneDNN 2.6 (docs/performance.md): the kernels here run at 0.72-0.93 of its speed on
-// weights that it has packed, without a second copy of them, and do not slow each other down on few rows; so
-// oneDNN serves only where it has an instruction set that they lack (AMX).
+// weights that it has packed, without a second copy of them; so oneDNN serves only where it has an
+// instruction set that they lack (AMX).
 #pragma once
 
 #include <span>
