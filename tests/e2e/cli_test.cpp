@@ -244,6 +244,17 @@ TEST_F(Cli, BenchEndsInTimeAndWhenAsked) {
   expect_ok("bench attention --context 64 --json " + path("bench.json") + model);
   const Json json = read_json_file(path("bench.json"));
   EXPECT_NE(json.at("results").dump().find("T 64,"), std::string::npos) << json.dump();
+  // Decode says how much of the read bandwidth it used, for every kind of weight; training in int8 is
+  // refused.
+  for (const std::string weights : {"dtype", "int8"}) {
+    expect_ok("bench decode --context 40 --json " + path("bench.json") + model + " --weights " + weights);
+    const Json shape = read_json_file(path("bench.json")).at("results").at(0).at("shape");
+    EXPECT_GT(std::stod(shape.at("fraction_of_read_bandwidth").get<std::string>()), 0) << shape.dump();
+    EXPECT_GT(std::stod(shape.at("read_GB/s").get<std::string>()), 0) << shape.dump();
+    EXPECT_EQ(shape.contains("weights"), weights == "int8");
+  }
+  expect_bad("bench train --weights int8" + model, "int8 weights cannot be trained");
+  expect_bad("bench gemm --dtype f64" + model, "bench gemm: compares with oneDNN, in f32 or bf16 on the CPU");
   const Result r = run("bench kernels" + model + "000", "timeout --preserve-status -s INT 2 ");
   EXPECT_EQ(r.code, 130) << r.output;
   EXPECT_NE(r.output.find("interrupted"), std::string::npos) << r.output;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/gemm_multiply.h"
 #include "kernels/cpu/gemm_onednn.h"
 #include "parity/kernels/tensors.h"
@@ -180,6 +181,48 @@ TEST(GemmOnednn, EqualsPlainLoops) {
   for (const Shape& s : {Shape{128, 64, 64}, Shape{300, 300, 100}, Shape{129, 40, 700}, Shape{513, 65, 33}})
     for (const Options& o : kOptions) check(s, o, ++seed);
   gemm::set_engine(Engine::automatic);
+}
+
+// The peer of `bench gemm` computes what it is compared for.
+TEST(GemmOnednn, WholeProduct) {
+  const int64_t m = 9, n = 40, k = 70;
+  if (!gemm::onednn_available()) {
+    EXPECT_THROW(gemm::OnednnProduct(F, m, n, k, nullptr, 2), Error);
+    return;
+  }
+  Rng rng(4);
+  for (const DType t : {F, B}) {
+    const std::vector<double> xs = normals(rng, m * k, 1, t), ws = normals(rng, n * k, 1, t);
+    Tensor x(t, {m, k}), w(t, {n, k}), y(t, {m, n});
+    assign(x.view(), xs);
+    assign(w.view(), ws);
+    const gemm::OnednnProduct product(t, m, n, k, w.view().data, 2);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      fill(y.view(), kNaN);
+      product.run(x.view().data, y.view().data);
+      for (int64_t r = 0; r < m; ++r)
+        for (int64_t c = 0; c < n; ++c) {
+          double sum = 0, size = 0;
+          for (int64_t i = 0; i < k; ++i) {
+            const double term = xs[size_t(r * k + i)] * ws[size_t(c * k + i)];
+            sum += term, size += std::fabs(term);
+          }
+          ASSERT_NEAR(load(y.view(), r * n + c), sum,
+                      4 * epsilon(F) * size + (t == F ? 0 : epsilon(t) * std::fabs(sum)));
+        }
+    }
+  }
+}
+
+// More than nothing, and less than any machine's caches could give.
+TEST(ReadSpeed, IsARateOfMemory) {
+  ThreadPool pool(2);
+  const ReadSpeed speed(pool);
+  for (int i = 0; i < 2; ++i) {
+    const double bytes = speed.measure();
+    EXPECT_GT(bytes, 1e7);
+    EXPECT_LT(bytes, 1e13);
+  }
 }
 
 TEST(GemmOnednn, BlockAlone) {
