@@ -7,7 +7,8 @@
 
 namespace hysparse {
 namespace {
-constexpr size_t kShort = 48;  // up to here scanning all ranks beats a heap
+constexpr size_t kShort = 48;                 // up to here scanning all ranks beats a heap
+constexpr size_t kLongest = size_t(1) << 28;  // 6 GiB of memory
 }  // namespace
 
 Bpe::Bpe(Tables tables) : tables_(std::move(tables)), ranks_(tables_.merges.size()) {
@@ -17,15 +18,70 @@ Bpe::Bpe(Tables tables) : tables_(std::move(tables)), ranks_(tables_.merges.size
     HYSPARSE_CHECK(fresh, "merge {} appears twice", i);
     rank = static_cast<uint32_t>(i);
   }
+  find_joints();
+}
+
+// The first and the last byte of every token that merges can build. A token that stands for several (in files
+// that were made by hand) joins with everything.
+void Bpe::find_joints() {
+  constexpr int kNone = -1, kAny = 256;
+  int32_t largest = tables_.unk_id;
+  for (const int32_t id : tables_.byte_ids) largest = std::max(largest, id);
+  for (const BpeMerge& m : tables_.merges) largest = std::max({largest, m.left, m.right, m.result});
+  std::vector<int> first(static_cast<size_t>(largest + 1), kNone), last(first);
+  bool grown = false;
+  const auto add = [&](int& known, int value) {
+    const int now = known == kNone || known == value ? value : kAny;
+    grown |= now != known;
+    known = now;
+  };
+  for (int byte = 0; byte < 256; ++byte) {
+    const int32_t id = tables_.byte_ids[static_cast<size_t>(byte)];
+    if (id < 0) continue;
+    add(first[static_cast<size_t>(id)], byte);
+    add(last[static_cast<size_t>(id)], byte);
+  }
+  if (tables_.unk_id >= 0)
+    first[static_cast<size_t>(tables_.unk_id)] = last[static_cast<size_t>(tables_.unk_id)] = kAny;
+  joints_.assign(256 * 256, false);
+  const auto join = [&](int x, int y) {
+    for (int a = x == kAny ? 0 : x; a <= (x == kAny ? 255 : x); ++a)
+      for (int b = y == kAny ? 0 : y; b <= (y == kAny ? 255 : y); ++b)
+        joints_[static_cast<size_t>(256 * a + b)] = true;
+  };
+  do {  // a token may be built by a merge that stands behind one that needs it
+    grown = false;
+    for (const BpeMerge& m : tables_.merges) {
+      const auto left = static_cast<size_t>(m.left), right = static_cast<size_t>(m.right);
+      if (last[left] == kNone || first[right] == kNone) continue;
+      join(last[left], first[right]);
+      add(first[static_cast<size_t>(m.result)], first[left]);
+      add(last[static_cast<size_t>(m.result)], last[right]);
+    }
+  } while (grown);
+}
+
+size_t Bpe::part(std::string_view piece, size_t least) const {
+  for (size_t i = std::max<size_t>(least, 1); i < piece.size(); ++i) {
+    const auto x = static_cast<uint8_t>(piece[i - 1]), y = static_cast<uint8_t>(piece[i]);
+    if (tables_.byte_ids[x] >= 0 && tables_.byte_ids[y] >= 0 && !joints_[size_t(256) * x + y]) return i;
+  }
+  return piece.size();
+}
+
+bool Bpe::whole_word(std::string_view piece, std::vector<int32_t>& out) const {
+  if (tables_.whole_words.empty()) return false;
+  const auto it = tables_.whole_words.find(std::string(piece));
+  if (it == tables_.whole_words.end()) return false;
+  out.push_back(it->second);
+  return true;
 }
 
 void Bpe::encode(std::string_view piece, std::vector<int32_t>& out, Scratch& scratch) const {
-  if (!tables_.whole_words.empty()) {
-    if (const auto it = tables_.whole_words.find(std::string(piece)); it != tables_.whole_words.end()) {
-      out.push_back(it->second);
-      return;
-    }
-  }
+  if (!whole_word(piece, out)) merge(piece, out, scratch);
+}
+
+void Bpe::merge(std::string_view piece, std::vector<int32_t>& out, Scratch& scratch) const {
   std::vector<int32_t>& ids = scratch.ids;
   ids.clear();
   bool after_unknown = false;
@@ -78,8 +134,11 @@ void Bpe::merge_long(std::vector<int32_t>& out, Scratch& scratch) const {
   std::vector<uint32_t>& ranks = scratch.ranks;
   std::vector<uint64_t>& heap = scratch.heap;
   const size_t n = ids.size();
-  if (n > size_t(1) << 31)
-    throw input_error("tokenizer", fmt::format("a single piece of {} bytes; at most 2^31 are possible", n));
+  if (n > kLongest)
+    throw input_error(
+        "tokenizer",
+        fmt::format("{} bytes in a row that merges might join; at most {} are possible", n, kLongest),
+        "the text has no spaces, punctuation or line ends there");
   next.resize(n), previous.resize(n), ranks.assign(n, kNoRank), heap.clear();
   const auto entry = [&](size_t i) { return static_cast<uint64_t>(ranks[i]) << 32 | i; };
   for (size_t i = 0; i < n; ++i) {

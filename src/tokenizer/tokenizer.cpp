@@ -20,7 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kFlushIds = 16384;  // how many ids encode_to() hands over at a time, about
+constexpr size_t kFlushIds = 16384;             // how many ids encode_to() hands over at a time, about
+constexpr size_t kPartBytes = size_t(1) << 16;  // of a long piece that are merged at a time, about
 
 class Fingerprint {
  public:
@@ -223,10 +224,7 @@ struct Tokenizer::Impl {
 
     void piece(std::string_view p) {
       if (sink_ != nullptr && out_.size() >= kFlushIds) flush();
-      if (p.size() > WordCache::kMaxBytes) {
-        t_.bpe.encode(p, out_, scratch_);
-        return;
-      }
+      if (p.size() > WordCache::kMaxBytes) return long_piece(p);
       bool hit = false;
       WordCache::Entry& e = cache_.look(p, hit);
       if (hit) {
@@ -236,6 +234,16 @@ struct Tokenizer::Impl {
       const size_t first = out_.size();
       t_.bpe.encode(p, out_, scratch_);
       WordCache::fill(e, out_.data() + first, out_.size() - first);
+    }
+
+    void long_piece(std::string_view p) {
+      if (t_.bpe.whole_word(p, out_)) return;
+      while (!p.empty()) {
+        const std::string_view part = p.substr(0, t_.bpe.part(p, kPartBytes));
+        t_.bpe.merge(part, out_, scratch_);
+        p.remove_prefix(part.size());
+        if (sink_ != nullptr && out_.size() >= kFlushIds) flush();
+      }
     }
 
     void flush() {

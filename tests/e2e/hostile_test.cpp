@@ -301,8 +301,9 @@ TEST_F(FullHostile, ALineOfAGigabyte) {
     for (size_t i = 0; i < piece.size(); i += 7) piece[i] = static_cast<char>('b' + i % 23);
     for (int i = 0; i < 1024; ++i) file << piece;
   }
-  const Result d = run("data prepare --tokenizer " + path("tok") + " --input " + path("giga.txt") +
-                       " --out " + path("giga"));
+  const Result d = run(
+      "data prepare --tokenizer " + path("tok") + " --input " + path("giga.txt") + " --out " + path("giga"),
+      "prlimit --as=4294967296 ");
   EXPECT_EQ(d.code, 0) << d.output;
   const Result t =
       run("tokenizer train --vocab-size 300 --input " + path("giga.txt") + " --out " + path("gigatok"));

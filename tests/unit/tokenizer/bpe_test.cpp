@@ -76,6 +76,42 @@ TEST(Bpe, AWordOfAMebibyteIsNotQuadratic) {
   }
 }
 
+// A long piece is merged in parts that no merge can join: the same ids, without memory for the whole.
+TEST(Bpe, PartsGiveTheIdsOfTheWhole) {
+  Rng rng(3);
+  size_t parts = 0, whole = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    const Bpe::Tables tables = random_tables(seed, 2 + int(seed % 8));
+    const Bpe bpe(tables);
+    Bpe::Scratch scratch;
+    for (const size_t least : {1, 2, 7, 50}) {
+      std::string piece;
+      for (size_t i = 0; i < 300; ++i) piece.push_back(static_cast<char>('a' + rng.below(4)));
+      std::vector<int32_t> ids;
+      for (std::string_view rest = piece; !rest.empty(); ++parts) {
+        const size_t n = bpe.part(rest, least);
+        ASSERT_GE(n, std::min(least, rest.size()));
+        bpe.merge(rest.substr(0, n), ids, scratch);
+        rest.remove_prefix(n);
+      }
+      ++whole;
+      ASSERT_EQ(ids, by_definition(tables, piece)) << seed << " " << piece;
+    }
+  }
+  EXPECT_GT(parts, 10 * whole);
+
+  // A token that is built by a later merge; one that stands for several texts; unknown bytes.
+  Bpe::Tables t = random_tables(1, 0);
+  t.merges = {{256, 'c', 257}, {'a', 'b', 256}};
+  EXPECT_EQ(Bpe(t).part("abcabc", 1), 3u);
+  t.merges.push_back({'x', 'y', 256});  // now 256 ends with b or y
+  EXPECT_EQ(Bpe(t).part("aycabc", 1), 1u);
+  EXPECT_EQ(Bpe(t).part("qcabc", 1), 5u - 3u);
+  t.byte_ids['q'] = -1;
+  t.unk_id = 'z';
+  EXPECT_EQ(Bpe(t).part("aqqqab", 1), 4u + 2u);
+}
+
 TEST(Bpe, BytesWithoutATokenAreUnkOrAnError) {
   Bpe::Tables t = random_tables(1, 0);
   t.byte_ids['x'] = -1;
