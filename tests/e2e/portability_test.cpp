@@ -140,7 +140,10 @@ TEST_F(Portability, RunsOnEmulatedCpusWithoutWideRegisters) {
 
 TEST(FullEmulated, UnitTestsOfTheKernels) {
   for (const EmulatedCpu& cpu : kEmulatedCpus) {
-    const std::string command = emulated(cpu) + HYSPARSE_UNIT_CPU " --gtest_brief=1 > /dev/null 2>&1";
+    const std::string command =
+        emulated(cpu) + HYSPARSE_UNIT_CPU
+        " --gtest_brief=1 --gtest_filter='CpuCases.*:CpuSelect.*:CpuGates.*:*ElemOps*:-*OffsetsBeyond*' > "
+        "/dev/null 2>&1";
     EXPECT_EQ(std::system(command.c_str()), 0) << command;
   }
 }

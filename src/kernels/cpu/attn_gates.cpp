@@ -16,10 +16,10 @@ using D1 = hn::CappedTag<float, 1>;
 
 template <class DF>
 HWY_INLINE hn::Vec<DF> Sigmoid(DF d, hn::Vec<DF> x) {
-  // At 128 exp2 is infinite, and the sigmoid 0. The order of Min keeps a NaN.
+  // At 128 exp2 is infinite, and the sigmoid 0. A comparison keeps a NaN, which Min does not at every level.
   const auto minus = hn::Mul(x, hn::Set(d, -1.44269504088896341f));
-  const auto one = hn::Set(d, 1.0f);
-  return hn::Div(one, hn::Add(one, Exp2(d, hn::Min(hn::Set(d, 128.0f), minus))));
+  const auto one = hn::Set(d, 1.0f), top = hn::Set(d, 128.0f);
+  return hn::Div(one, hn::Add(one, Exp2(d, hn::IfThenElse(hn::Gt(minus, top), top, minus))));
 }
 template <class DF>
 HWY_INLINE hn::Vec<DF> Gate(DF d, const float* gate, bool channel, int j) {

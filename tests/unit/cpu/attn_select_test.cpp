@@ -169,15 +169,17 @@ TEST(CpuGates, ForwardAndBackward) {
 
 // Gates far out: exact 0 and 1, nothing that is not a number; a NaN is not hidden.
 TEST(CpuGates, Saturate) {
-  AttnCase c({.sequences = {{1}}, .hq = 6, .hkv = 1}, DType::f32);
-  const double inf = kInf;
-  const Pair a = c.of(DType::f32, {1, 6, 1}, {1, 1, 1, 1, 1, 1});
-  const Pair gate = c.of(DType::f32, {1, 6}, {inf, -inf, 1e30, -1e30, 0, kNaN});
-  const Pair out = c.output(DType::f32, {1, 6, 1});
-  AttnCase::run_side(1, 1, [&](int, Runtime& rt) { cpu_gated_sum(rt, {a[1], gate[1], {}, {}, out[1]}); });
-  const std::vector<double> got = out.got();
-  EXPECT_EQ((std::vector<double>(got.begin(), got.end() - 1)), (std::vector<double>{1, 0, 1, 0, 0.5}));
-  EXPECT_TRUE(std::isnan(got.back()));
+  at_every_level([] {
+    AttnCase c({.sequences = {{1}}, .hq = 6, .hkv = 1}, DType::f32);
+    const double inf = kInf;
+    const Pair a = c.of(DType::f32, {1, 6, 1}, {1, 1, 1, 1, 1, 1});
+    const Pair gate = c.of(DType::f32, {1, 6}, {inf, -inf, 1e30, -1e30, 0, kNaN});
+    const Pair out = c.output(DType::f32, {1, 6, 1});
+    AttnCase::run_side(1, 1, [&](int, Runtime& rt) { cpu_gated_sum(rt, {a[1], gate[1], {}, {}, out[1]}); });
+    const std::vector<double> got = out.got();
+    EXPECT_EQ((std::vector<double>(got.begin(), got.end() - 1)), (std::vector<double>{1, 0, 1, 0, 0.5}));
+    EXPECT_TRUE(std::isnan(got.back()));
+  });
 }
 
 // One token a sequence takes the fused path: the same bits as the chain, whatever the threads.
