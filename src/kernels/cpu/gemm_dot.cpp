@@ -58,7 +58,7 @@ struct Wide<bf16> {
 // What several rows of x meet is loaded once: left to itself, the compiler loads it again in every
 // multiply-add, and loads are what these kernels have fewest of.
 HWY_INLINE void LoadedOnce(Wide<float>& w) {
-#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128  // which have no vector registers
   asm("" : "+v"(w.v.raw));
 #else
   (void)w;
