@@ -246,10 +246,11 @@ TEST_F(GgufModel, ScaledRotaryEmbeddings) {
 TEST_F(GgufModel, TheDivisorsOfLlama3ComeBackAsItsScaling) {
   for (const auto& [factor, original, dims] :
        {std::tuple(8.0, 8192, 128), {32.0, 8192, 64}, {8.0, 131072, 80}, {4.0, 1024, 8}}) {
-    ModelConfig c = tiny::config(AttentionKind::full, [&](ModelConfig& k) {
-      k.head_dim = dims;
+    const RopeScaling scaling{RopeType::llama3, factor, original, 1.0, 4.0, {}, {}, {}, {}};
+    ModelConfig c = tiny::config(AttentionKind::full, [&scaling, d = dims](ModelConfig& k) {
+      k.head_dim = d;
       k.rope_theta = 500000;
-      k.rope_scaling = RopeScaling{RopeType::llama3, factor, original, 1.0, 4.0, {}, {}, {}, {}};
+      k.rope_scaling = scaling;
     });
     tiny::Machine m(c, DType::f32, false);
     std::vector<TensorSource> tensors;
