@@ -143,6 +143,8 @@ void add_bench(CLI::App& app) {
                                     "longest sequence of the attention part, if not --context")
                            ->check(CLI::Range(1, 1 << 20))
                            ->capture_default_str();
+  c.add_flag("--step-profile", f.settings.step_profile,
+             "train: one more step, its time by kernel family (each call is waited for)");
   c.add_option("--repeat", f.settings.repeats, "runs of each figure; the median counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -6,13 +6,17 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "bench_parts.h"
+#include "bench_timed_ops.h"
 #include "engine/session.h"
 #include "kernels/cpu/dispatch.h"
+#include "train/memory_plan.h"
 #include "train/optimizer.h"
 #include "train/step.h"
 
 namespace hysparse {
 namespace {
+
+constexpr double kDensePeak = 989e12;  // bf16 products of an H100 or H200, FLOP/s, as specified
 
 std::vector<int32_t> random_tokens(int64_t n, int64_t vocab, uint64_t seed) {
   Rng rng(seed);
@@ -81,11 +85,18 @@ void bench_decode(Runtime& rt, Session& session, const Weights& weights, const M
 
 void bench_train(Runtime& rt, const BenchModel& m, const BenchSettings& settings, BenchReport& report) {
   const ModelConfig& config = m.config.model;
-  const TrainConfig& t = m.config.train;
+  RunConfig run = m.config;
+  run.train.dtype = settings.compute == DType::bf16  ? TrainDType::bf16
+                    : settings.compute == DType::f32 ? TrainDType::f32
+                                                     : TrainDType::f64;
+  validate_run_config(run, m.name);
+  const TrainConfig& t = run.train;
   const LayerPlan plan = build_layer_plan(config);
-  Weights weights(config, plan,
-                  WeightOptions{.compute = settings.compute, .training = true, .format = settings.weights},
-                  rt.memory);
+  const size_t free_before = rt.memory.available();
+  check_memory(run, rt);
+  WeightOptions weight_settings = weight_options(t);
+  weight_settings.format = settings.weights;
+  Weights weights(config, plan, weight_settings, rt.memory);
   weights.init_random(config, plan, 1, &rt.pool);
   Model model(config, weights);
   Optimizer optimizer(weights);
@@ -99,15 +110,37 @@ void bench_train(Runtime& rt, const BenchModel& m, const BenchSettings& settings
     b.targets = b.batch.tokens();
     batches.push_back(std::move(b));
   }
-  const auto step = [&] {
-    accumulate_gradient(rt, model, batches, t.recompute, false);
-    optimizer.step(rt, t, t.lr, optimizer.gradient_norm(rt));
+  const auto step_on = [&](Runtime& on) {
+    accumulate_gradient(on, model, batches, t.recompute, false);
+    optimizer.step(on, t, t.lr, optimizer.gradient_norm(on));
+    on.memory.synchronize();
     return static_cast<double>(t.tokens_per_step());
   };
   auto shape = shape_of(m, weights.parameters());
   shape.emplace_back("seq_len", std::to_string(t.seq_len));
   shape.emplace_back("rows", std::to_string(t.global_batch_size));
-  report.add({"train", std::move(shape), "tokens/s", measure_rate(step, settings.repeats, 0)});
+  if (t.recompute != Recompute::none) shape.emplace_back("recompute", enum_name(t.recompute));
+  const std::vector<double> rates = measure_rate([&] { return step_on(rt); }, settings.repeats, 0);
+  if (rt.memory.device() != DeviceKind::cpu) {
+    // Model FLOPs: forward and twice that for backward; what recompute repeats does not count.
+    const double flops = 3 * make_plan_report(config, t.seq_len, 1).flops.prefill;
+    std::vector<double> sorted = rates;
+    std::nth_element(sorted.begin(), sorted.begin() + std::ssize(sorted) / 2, sorted.end());
+    const double model_flops = flops * sorted[sorted.size() / 2];
+    shape.emplace_back("model_TFLOP/s", fmt::format("{:.0f}", model_flops / 1e12));
+    shape.emplace_back("MFU", fmt::format("{:.1f}%", 100 * model_flops / kDensePeak));
+    shape.emplace_back("GB", fmt::format("{:.1f}", double(free_before - rt.memory.available()) / 1e9));
+  }
+  report.add({"train", std::move(shape), "tokens/s", rates});
+  if (!settings.step_profile) return;
+  const TimedOps timed(rt.ops);
+  Runtime profiled{rt.pool, rt.scratch, timed, rt.memory, rt.log};
+  step_on(profiled);
+  for (const auto& [family, f] : timed.families())
+    report.add({"train step: " + family,
+                {{"config", m.name}, {"attention", m.attention}, {"calls", std::to_string(f.calls)}},
+                "ms",
+                {f.seconds * 1e3}});
 }
 
 void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& settings, bool prefill,

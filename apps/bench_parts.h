@@ -17,6 +17,7 @@ struct BenchSettings {
   int64_t chunk = 512;
   int64_t attention_tokens = 32768;
   int64_t decode_tokens = 16;  // a run
+  bool step_profile = false;   // also the time of a step by kernel family
 };
 
 // A model to measure: random weights of a config.

@@ -34,6 +34,8 @@ void add_device_flags(CLI::App& command, DeviceFlags& flags) {
   command.add_option("--threads", flags.threads, "worker threads; 0 = all CPUs this process may use")
       ->check(CLI::Range(0, Machine::kMaxThreads))
       ->capture_default_str();
+  command.add_flag("--deterministic", flags.deterministic,
+                   "on a GPU: equal inputs give equal bits, at some cost in speed (the CPU always does)");
   command.add_option("--dtype", flags.dtype, "compute dtype: f32, bf16, or f64 (the slow float64 reference)")
       ->capture_default_str();
 }

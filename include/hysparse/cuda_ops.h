@@ -36,10 +36,19 @@ HYSPARSE_API int hysparse_cuda_device_count(int32_t* count);
 HYSPARSE_API int hysparse_cuda_allocate(size_t bytes, int32_t managed,
                                         void** out); /* managed: the host may touch it too */
 HYSPARSE_API int hysparse_cuda_free(void* p);
+/* A range of addresses without memory; commit() gives bytes [from, to) of it memory (multiples of 32 MiB). */
+HYSPARSE_API int hysparse_cuda_reserve(size_t bytes, void** out);
+HYSPARSE_API int hysparse_cuda_commit(void* range, size_t from, size_t to);
+HYSPARSE_API int hysparse_cuda_release_range(void* range, size_t bytes, size_t committed);
 HYSPARSE_API int hysparse_cuda_zero(void* p, size_t bytes, hysparse_stream stream);
 /* Either side may be host memory; returns when host memory may be reused (from the host) or is filled (to the
  * host). */
 HYSPARSE_API int hysparse_cuda_copy(void* dst, const void* src, size_t bytes, hysparse_stream stream);
+/* From ordinary (pageable) host memory, which may be reused on return; the GPU's work before it is not waited
+ * for. */
+HYSPARSE_API int hysparse_cuda_upload(void* dst, const void* host, size_t bytes, hysparse_stream stream);
+/* Of the current device. */
+HYSPARSE_API int hysparse_cuda_memory(size_t* free_bytes, size_t* total_bytes);
 HYSPARSE_API int hysparse_cuda_synchronize(hysparse_stream stream);
 
 /* ---- rows */
@@ -82,8 +91,9 @@ HYSPARSE_API int hysparse_cuda_gated_sum_backward(hysparse_view a, hysparse_view
                                                   hysparse_view dgate_b, hysparse_stream stream);
 
 /* ---- products through cuBLASLt (f32 accumulation, no TF32): c[i, j] = sum_k a(i, k) b(k, j) (+ c when
- * accumulate, f32 c only), with a(i, k) = a[i, k], or a[k, i] when a_transposed; b(k, j) = b[k, j], or b[j,
- * k] when b_transposed. a, b of one dtype (f32 or bf16), c of theirs or f32. */
+ * accumulate; a bf16 c then has its product rounded before the sum is), with a(i, k) = a[i, k], or a[k, i]
+ * when a_transposed; b(k, j) = b[k, j], or b[j, k] when b_transposed. a, b of one dtype (f32 or bf16), c of
+ * theirs or f32. */
 #define HYSPARSE_CUDA_MATMUL_WORKSPACE ((size_t)32 << 20)
 HYSPARSE_API int hysparse_cuda_matmul(hysparse_view a, int32_t a_transposed, hysparse_view b,
                                       int32_t b_transposed, hysparse_view c, int32_t accumulate,

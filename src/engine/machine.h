@@ -9,8 +9,9 @@ namespace hysparse {
 
 struct MachineOptions {
   std::string device = "cpu";
-  int threads = 0;            // 0: all CPUs this process may use
-  std::string dtype = "f32";  // f32 | bf16 | f64 (the float64 reference)
+  int threads = 0;             // 0: all CPUs this process may use
+  std::string dtype = "f32";   // f32 | bf16 | f64 (the float64 reference, on the CPU)
+  bool deterministic = false;  // cuda: equal inputs give equal bits, at some cost; the CPU always does
 };
 
 // Owns what a Runtime points to.
@@ -18,7 +19,7 @@ class Machine {
  public:
   static constexpr int kMaxThreads = 4096;
 
-  // Throws Error(input) naming the option that is wrong.
+  // Throws Error(input) naming the option that is wrong, Error(failure) where there is no GPU to run on.
   explicit Machine(const MachineOptions& options, Log log = {});
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
@@ -27,6 +28,7 @@ class Machine {
 
  private:
   DType compute_;
+  const Ops& ops_;
   ThreadPool pool_;
   Arena scratch_;
   Runtime runtime_;

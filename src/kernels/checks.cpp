@@ -53,6 +53,10 @@ void maybe(const char* op, const char* name, const TensorView& v, DType dtype,
            std::initializer_list<int64_t> dims) {
   if (v) want(op, name, v, dtype, dims);
 }
+// A gradient: accumulated in A, or in T where memory is short.
+void maybe_gradient(const char* op, const TensorView& v, DType t, std::initializer_list<int64_t> dims) {
+  if (v) want_either(op, "weight.grad", v, t, accumulation_dtype(t), dims);
+}
 void want_like(const char* op, const char* name, const TensorView& v, const TensorView& like) {
   if (v.rank == like.rank && v.rank > 0 && v.same_shape(like) && v.dtype == like.dtype &&
       (v.dim(v.rank - 1) <= 1 || v.stride[size_t(v.rank) - 1] == 1) && v)
@@ -190,7 +194,7 @@ DType check_args(const EmbeddingForward& a) {
 DType check_args(const EmbeddingBackward& a) {
   const char* op = "embedding_backward";
   const DType t = compute(op, "dy", a.dy);
-  want(op, "weight.grad", a.weight.grad, accumulation_dtype(t), {kAny, kAny});
+  want_either(op, "weight.grad", a.weight.grad, t, accumulation_dtype(t), {kAny, kAny});
   want(op, "tokens", a.tokens, DType::i32, {kAny});
   want(op, "dy", a.dy, t, {a.tokens.dim(0), a.weight.grad.dim(1)});
   return t;
@@ -232,7 +236,7 @@ DType check_args(const LinearBackward& a) {
   want(op, "x", a.x, t, {kAny, kAny});
   want(op, "weight", a.weight.value, t, {kAny, a.x.dim(1)});
   const int64_t out = a.weight.value.dim(0);
-  maybe(op, "weight.grad", a.weight.grad, acc, {out, a.x.dim(1)});
+  maybe_gradient(op, a.weight.grad, t, {out, a.x.dim(1)});
   if (a.bias) maybe(op, "bias.grad", a.bias->grad, acc, {out});
   want_either(op, "dy", a.dy, t, acc, {a.x.dim(0), out});
   maybe(op, "dx", a.dx, t, {a.x.dim(0), a.x.dim(1)});
@@ -422,9 +426,12 @@ DType check_args(const AdamW& a) {
   compute(op, "weight.value", w.value);
   HYSPARSE_CHECK(w.value.same_shape(w.master), "{}: value {} and master {}", op, w.value.describe(),
                  w.master.describe());
-  want_like(op, "weight.grad", w.grad, w.master);
-  want_like(op, "m", a.m, w.master);
-  want_like(op, "v", a.v, w.master);
+  for (const auto& [name, v] : {std::pair{"weight.grad", &w.grad}, {"m", &a.m}, {"v", &a.v}}) {
+    compute(op, name, *v);
+    HYSPARSE_CHECK(v->same_shape(w.master), "{}: {} {} and master {}", op, name, v->describe(),
+                   w.master.describe());
+  }
+  HYSPARSE_CHECK(a.m.dtype == a.v.dtype, "{}: m in {}, v in {}", op, name_of(a.m.dtype), name_of(a.v.dtype));
   for (const TensorView* v : {&w.value, &w.master, &w.grad, &a.m, &a.v}) want_contiguous(op, "state", *v);
   HYSPARSE_CHECK(a.step >= 1, "{}: step {} counts from 1", op, a.step);
   return acc;
@@ -446,7 +453,7 @@ DType check_args(const HeadLoss& a) {
   want(op, "labels", a.labels, DType::i32, {a.x.dim(0)});
   want(op, "loss", a.loss, accumulation_dtype(t), {a.x.dim(0)});
   maybe(op, "dx", a.dx, t, {a.x.dim(0), a.x.dim(1)});
-  maybe(op, "weight.grad", a.weight.grad, accumulation_dtype(t), {a.weight.value.dim(0), a.x.dim(1)});
+  maybe_gradient(op, a.weight.grad, t, {a.weight.value.dim(0), a.x.dim(1)});
   return t;
 }
 

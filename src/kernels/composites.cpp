@@ -7,11 +7,9 @@
 namespace hysparse {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t(64) << 20;
-
 // Rows of `row_bytes` that fit the budget: a multiple of 64 where that many fit, at least one.
-int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
-  int64_t fit = std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, row_bytes));
+int64_t chunk_rows(int64_t budget, int64_t rows, int64_t row_bytes) {
+  int64_t fit = std::max<int64_t>(1, budget / std::max<int64_t>(1, row_bytes));
   if (fit >= 64) fit -= fit % 64;
   return std::min(fit, std::max<int64_t>(1, rows));
 }
@@ -59,7 +57,8 @@ void Ops::attention_select(Runtime& rt, const AttentionSelect& a) const {
   const bool scratch_scores = !f.block_scores || a.random;
   const int64_t all_blocks = (f.batch.max_kv_len() + a.block - 1) / a.block;
   const bool whole = f.kv.kind == KvView::Kind::ring || !scratch_scores;
-  const int64_t step = whole ? n : chunk_rows(n, heads * all_blocks * static_cast<int64_t>(size_of(acc)));
+  const int64_t step =
+      whole ? n : chunk_rows(chunk_bytes(), n, heads * all_blocks * static_cast<int64_t>(size_of(acc)));
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t end = std::min(n, begin + step);
     const BatchPart part = step == n ? BatchPart{} : part_of(f.batch, begin, end);
@@ -108,8 +107,8 @@ void Ops::head_loss(Runtime& rt, const HeadLoss& a) const {
   const DType t = check_args(a), acc = accumulation_dtype(t);
   const int64_t n = a.x.dim(0), vocab = a.weight.value.dim(0);
   const bool gradients = a.grad_scale != 0 && (a.dx || a.weight.grad);
-  const int64_t step =
-      std::max<int64_t>(std::min<int64_t>(n, 64), chunk_rows(n, vocab * static_cast<int64_t>(size_of(acc))));
+  const int64_t step = std::max<int64_t>(
+      std::min<int64_t>(n, 64), chunk_rows(chunk_bytes(), n, vocab * static_cast<int64_t>(size_of(acc))));
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t end = std::min(n, begin + step);
     ArenaScope scope(rt.scratch);

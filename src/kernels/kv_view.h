@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/batch.h"
@@ -79,11 +80,17 @@ struct KvView {
   static int64_t row_stride(const TensorView& t) { return t.stride[size_t(t.rank) - 3]; }
 };
 
+// What a backend makes of a selection's indices, kept for all the layers and passes that read them.
+struct PreparedSelection {
+  std::shared_ptr<void> data;
+};
+
 // The blocks of the past that matter to each token: `idx` [tokens, Hkv, entries] i32, ascending, padded with
 // -1, counted within the sequence. Made by attention_select (or handed in), read by sparse attention.
 struct Selection {
   TensorView idx;
   int64_t block = 0;
+  std::shared_ptr<PreparedSelection> prepared;  // optional; whoever writes idx anew brings a new one
   int64_t entries() const { return idx.dim(2); }
   explicit operator bool() const { return bool(idx); }
 };

@@ -47,7 +47,7 @@ struct EmbeddingForward {
 struct EmbeddingBackward {
   TensorView tokens;  // [n] i32
   TensorView dy;      // [n, hidden] T
-  Weight& weight;     // grad [vocab, hidden] A, +=; summed in token order
+  Weight& weight;     // grad [vocab, hidden] A (or T, rounded once a call), +=; summed in token order
 };
 // y = x / sqrt(mean(x^2) + eps) * weight, in A with one cast at the end (spec section 2).
 struct RmsNormForward {
@@ -75,7 +75,7 @@ struct LinearForward {
 };
 struct LinearBackward {
   TensorView x;    // [n, in] T
-  Weight& weight;  // grad [out, in] A, += dy^T x; skipped when it has no grad
+  Weight& weight;  // grad [out, in] A (or T, rounded once a call), += dy^T x; skipped when it has no grad
   Weight* bias;    // optional; grad [out] A, += column sums of dy
   TensorView dy;   // [n, out] T or A
   TensorView dx;   // optional [n, in] T: dy W, += when accumulate
@@ -240,7 +240,7 @@ struct CrossEntropy {
 //   cast(master)
 struct AdamW {
   Weight& weight;   // master, value, grad contiguous; bumps version
-  TensorView m, v;  // as master
+  TensorView m, v;  // master's shape, A; on a GPU they and the gradient may be of T, read and written in A
   double lr, beta1, beta2, eps, weight_decay, grad_scale;
   int64_t step;  // 1-based
 };
@@ -261,7 +261,9 @@ struct AttentionSelect {  // attention with block scores, then selection, in que
   int64_t layer;
   TensorView idx;  // out [n, Hkv, entries] i32
 };
-struct SparseWindowGated {  // a sparse layer's attention: both branches and their gates
+// A sparse layer's attention: both branches and their gates. Where the keys lie in pages, a backend may leave
+// the o and lse of the branches unwritten.
+struct SparseWindowGated {
   SparseAttentionForward sparse;
   const WindowAttentionForward* window;  // null: o = sigmoid(gate_a) * sparse
   TensorView gate_sparse, gate_window;   // [n, Hq] or [n, Hq * dv] A
@@ -290,6 +292,8 @@ class Ops {
   virtual ~Ops() = default;
   virtual std::string name() const = 0;  // "ref", "cpu/AVX3", ...
   virtual Memory& memory() const { return host_memory(); }
+  // What the default composites keep of scores or logits at a time.
+  virtual int64_t chunk_bytes() const { return int64_t(64) << 20; }
 
   virtual void embedding(Runtime&, const EmbeddingForward&) const = 0;
   virtual void embedding_backward(Runtime&, const EmbeddingBackward&) const = 0;

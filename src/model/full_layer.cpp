@@ -16,6 +16,7 @@ void attend_and_select(Pass& p, int layer, AttentionForward attention) {
   Trace* trace = p.options.trace;
   const int64_t n = p.tokens(), heads = p.config.kv_heads(), block = p.config.hysparse_block_size;
   selection.block = block;
+  selection.prepared = std::make_shared<PreparedSelection>();
   if (trace && trace->want_scores) {
     const int64_t blocks = (p.batch.max_kv_len() + block - 1) / block;
     attention.score_block = block;

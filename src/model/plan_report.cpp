@@ -105,14 +105,20 @@ FlopsReport count_flops(const ModelConfig& c, const LayerPlan& plan, const Param
   return f;
 }
 
-TrainingMemory training_memory(const ModelConfig& c, const LayerPlan& plan, const ParameterCounts& parameters,
-                               int64_t tokens, DType compute) {
+TrainingMemory training_memory(const ModelConfig& c, const LayerPlan& plan, int64_t tokens,
+                               const TrainingOptions& options) {
+  const DType compute = options.compute;
   const auto t = static_cast<int64_t>(size_of(compute));
   const auto a = static_cast<int64_t>(size_of(accumulation_dtype(compute)));
   TrainingMemory m;
-  m.weights = product(parameters.total, t < a ? a + t : a);
-  m.gradients = product(parameters.total, a);
-  m.optimizer = product(parameters.total, 2 * a);
+  for (const WeightSpec& spec : weight_specs(c, plan)) {
+    int64_t n = 1;
+    for (const int64_t d : spec.shape) n = product(n, d);
+    const bool narrow = options.narrow_state && spec.shape.size() == 2;
+    m.weights = sum(m.weights, product(n, t < a && !spec.always_f32 ? a + t : a));
+    m.gradients = sum(m.gradients, product(n, narrow ? t : a));
+  }
+  m.optimizer = product(m.gradients, 2);
   for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::layer}) {
     m.activations[static_cast<int>(r)] = activation_bytes(c, plan, tokens, compute, r);
     int64_t largest = 0;
@@ -124,8 +130,8 @@ TrainingMemory training_memory(const ModelConfig& c, const LayerPlan& plan, cons
   if (std::any_of(plan.begin(), plan.end(), [](const LayerPlanEntry& e) { return e.emits_scores; }))
     m.shared_gradients = product(tokens, c.kv_heads() * (c.d() + c.dv()) * a);
   // dx and the buffer of a sublayer's output; then the head: x, y, and logits (with their gradient where it
-  // is narrower) of a chunk of about 64 MiB.
-  const int64_t rows = std::min(tokens, std::max<int64_t>(64, (int64_t(64) << 20) / (c.vocab_size * a)));
+  // is narrower) of a chunk.
+  const int64_t rows = std::min(tokens, std::max<int64_t>(64, options.chunk_bytes / (c.vocab_size * a)));
   m.head = sum(product(tokens, 4 * c.hidden_size * t), product(rows, c.vocab_size * (t < a ? a + t : a)));
   return m;
 }
@@ -164,6 +170,10 @@ ParameterCounts count_parameters(const ModelConfig& config, const LayerPlan& pla
     counts.active = sum(counts.active, expert / config.n_routed_experts * config.num_experts_per_tok);
   counts.active_with_head = sum(counts.active, product(config.vocab_size, config.hidden_size));
   return counts;
+}
+
+TrainingMemory training_memory(const ModelConfig& config, int64_t tokens, const TrainingOptions& options) {
+  return training_memory(config, build_layer_plan(config), tokens, options);
 }
 
 PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t batch, DType train_dtype,
@@ -205,7 +215,7 @@ PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t 
   const LayerPlan full_plan = build_layer_plan(full_twin);
   r.flops = count_flops(config, plan, r.parameters, context);
   r.flops_full = count_flops(full_twin, full_plan, count_parameters(full_twin, full_plan), context);
-  r.training = training_memory(config, plan, r.parameters, product(context, batch), train_dtype);
+  r.training = training_memory(config, plan, product(context, batch), {.compute = train_dtype});
   return r;
 }
 

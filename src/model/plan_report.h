@@ -33,6 +33,11 @@ struct FlopsReport {   // multiply and add count as two
   double attention_prefill = 0, attention_decode = 0;  // the attention part of each
 };
 
+struct TrainingOptions {
+  DType compute = DType::bf16;
+  bool narrow_state = false;                // WeightOptions::narrow_gradients, moments likewise
+  int64_t chunk_bytes = int64_t(64) << 20;  // Ops::chunk_bytes()
+};
 // Bytes of one training process: masters in f32 (f64 for f64), a compute copy where it is narrower.
 struct TrainingMemory {
   int64_t weights = 0, gradients = 0, optimizer = 0;
@@ -61,6 +66,10 @@ struct PlanReport {
   std::vector<std::string> notes;  // what a reader should know about these numbers
   TrainingMemory training;         // micro-batch of `batch` rows of `context` tokens
 };
+
+// For micro-batches of `tokens` tokens. Throws as make_plan_report.
+TrainingMemory training_memory(const ModelConfig& config, int64_t tokens,
+                               const TrainingOptions& options = {});
 
 // `train_dtype` f32 or bf16. Throws Error(input) where a number would not fit 63 bits.
 PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t batch,

@@ -176,7 +176,8 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
     const DType value = item.spec.always_f32 ? acc : options.compute;
     fn(value, shape, &Weight::value);
     if (options.training && value != acc) fn(acc, shape, &Weight::master);
-    if (options.training) fn(acc, shape, &Weight::grad);
+    const bool narrow = options.narrow_gradients && shape.size() == 2;
+    if (options.training) fn(narrow ? value : acc, shape, &Weight::grad);
   };
   // All in one piece of memory, which the system can keep on huge pages.
   const auto bytes_of = [](const Item& item, DType dtype, const std::vector<int64_t>& shape) {
@@ -255,7 +256,7 @@ void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint
       store(*memory_, piece.weight->master, piece.begin, values.data(), count);
   };
   const auto count = static_cast<int64_t>(pieces.size());
-  if (pool && memory_->device() == DeviceKind::cpu)
+  if (pool)
     pool->parallel_for(count, fill);
   else
     for (int64_t i = 0; i < count; ++i) fill(i, 0);

@@ -46,6 +46,7 @@ struct WeightOptions {
   DType compute = DType::f32;  // f64 (ref), f32 or bf16
   bool training = false;       // allocate masters (where compute is narrower) and gradients
   WeightFormat format = WeightFormat::compute;
+  bool narrow_gradients = false;  // matrices' gradients in the compute dtype, not the masters'
 };
 
 class Weights {

@@ -159,18 +159,56 @@ static bool watched(const Memory* memory) {
   return kBorder > 0 && memory == &host_memory();
 }
 
+constexpr size_t kRange = size_t(1) << 40;  // addresses, not memory
+
 Arena::~Arena() {
+  free_slabs();
+}
+
+void Arena::free_slabs() noexcept {
   for (const Slab& s : slabs_) {
     if (watched(memory_)) permit(s.data, s.size);
-    memory_->release(s.data, s.size);
+    if (in_place_)
+      memory_->release_range(s.data, kRange, s.size);
+    else
+      memory_->release(s.data, s.size);
   }
+  slabs_.clear();
+  asked_ = in_place_ = false;
+}
+
+void Arena::trim() {
+  HYSPARSE_CHECK(current_ == 0 && used_ == 0, "trim of an arena in use");
+  memory_->synchronize();
+  free_slabs();
+}
+
+// False where the memory has slabs only.
+bool Arena::grow_in_place(size_t bytes) {
+  if (!asked_) {
+    asked_ = true;
+    if (void* range = memory_->reserve(kRange)) {
+      in_place_ = true;
+      slabs_.push_back({range, 0});
+    }
+  }
+  if (!in_place_) return false;
+  Slab& slab = slabs_[0];
+  if (used_ + bytes > slab.size) {
+    const size_t step = Memory::kCommitStep, to = (used_ + bytes + step - 1) / step * step;
+    HYSPARSE_CHECK(to <= kRange, "an arena of {} bytes", to);
+    memory_->commit(slab.data, slab.size, to);
+    slab.size = to;
+  }
+  return true;
 }
 
 void* Arena::alloc_bytes(size_t bytes) {
   HYSPARSE_CHECK(bytes <= SIZE_MAX / 2, "an arena allocation of {} bytes", bytes);
   const size_t wanted = bytes;
   bytes = (bytes + kBorder + 63) & ~size_t(63);
-  while (current_ < slabs_.size() && used_ + bytes > slabs_[current_].size) {
+  const bool in_place = grow_in_place(bytes);
+  while (!in_place && current_ < slabs_.size() && used_ + bytes > slabs_[current_].size) {
     ++current_;
     used_ = 0;
   }

@@ -28,6 +28,14 @@ class Memory {
   virtual void from_host(void* dst, const void* host, size_t bytes) = 0;
   virtual void to_host(void* host, const void* src, size_t bytes) = 0;
   virtual void copy(void* dst, const void* src, size_t bytes) = 0;
+  // A range of addresses whose first bytes become memory as they are needed: an arena then grows in place and
+  // holds no more than its peak. Null where this kind of memory has no such thing.
+  virtual void* reserve(size_t /*bytes*/) { return nullptr; }
+  virtual void commit(void* /*range*/, size_t /*from*/, size_t /*to*/) {}  // multiples of kCommitStep
+  virtual void release_range(void* /*range*/, size_t /*bytes*/, size_t /*committed*/) noexcept {}
+  static constexpr size_t kCommitStep = size_t(32) << 20;
+  // Bytes that can be had now, as far as known.
+  virtual size_t available() const { return SIZE_MAX; }
   virtual void synchronize() {}  // waits until the device has done all that was asked of it
 };
 Memory& host_memory();
@@ -83,7 +91,8 @@ class Tensor {
   Memory* memory_ = nullptr;
 };
 
-// Bump allocator over growing slabs. mark()/release() nest like a stack; slabs are kept for reuse.
+// Bump allocator over growing slabs, or over one range of addresses where the memory offers that.
+// mark()/release() nest like a stack; memory is kept for reuse.
 class Arena {
  public:
   explicit Arena(Memory& memory = host_memory()) : memory_(&memory) {}
@@ -101,6 +110,8 @@ class Arena {
   Mark mark() const { return {current_, used_}; }
   void release(Mark m);
   void reset() { release({0, 0}); }
+  // Gives unused memory back; nothing must be allocated.
+  void trim();
   size_t bytes_reserved() const;
   Memory& memory() const { return *memory_; }
 
@@ -110,7 +121,10 @@ class Arena {
     size_t size;
   };
   Memory* memory_;
+  bool grow_in_place(size_t bytes);
+  void free_slabs() noexcept;
   std::vector<Slab> slabs_;
+  bool asked_ = false, in_place_ = false;  // whether slabs_[0] is a range
   size_t current_ = 0, used_ = 0;
 };
 

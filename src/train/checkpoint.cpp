@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "base/error.h"
 #include "io/files.h"
@@ -108,7 +109,12 @@ void convert(const std::byte* source, const TensorView& dst) {
   const auto* from = reinterpret_cast<const From*>(source);
   const int64_t n = dst.numel();
   if (dst.dtype == DType::f64)
-    std::copy(from, from + n, dst.as<double>());
+    std::transform(from, from + n, dst.as<double>(), [](From x) {
+      if constexpr (std::is_same_v<From, double>) return x;
+      return static_cast<double>(static_cast<float>(x));
+    });
+  else if (dst.dtype == DType::bf16)
+    std::transform(from, from + n, dst.as<bf16>(), [](From x) { return bf16(static_cast<float>(x)); });
   else
     std::transform(from, from + n, dst.as<float>(), [](From x) { return static_cast<float>(x); });
 }
@@ -120,10 +126,13 @@ void read_moment(const SafetensorsFile& file, const std::string& name, const Ten
   if (found == file.entries().end())
     throw input_error(where, "tensor is missing", "the checkpoint is damaged");
   const SafetensorsEntry& entry = found->second;
-  if (entry.dtype != "F32" && entry.dtype != "F64") throw expected_error(where, "F32 or F64", entry.dtype);
+  if (entry.dtype != "F32" && entry.dtype != "F64" && entry.dtype != "BF16")
+    throw expected_error(where, "F32, F64 or BF16", entry.dtype);
   restore(where, entry, dst, memory, [&](const TensorView& host) {
     if (entry.dtype == "F32")
       convert<float>(file.data(entry), host);
+    else if (entry.dtype == "BF16")
+      convert<bf16>(file.data(entry), host);
     else
       convert<double>(file.data(entry), host);
   });

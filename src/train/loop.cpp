@@ -16,6 +16,7 @@
 #include "train/checkpoint.h"
 #include "train/data.h"
 #include "train/evaluate.h"
+#include "train/memory_plan.h"
 #include "train/optimizer.h"
 #include "train/run_folder.h"
 #include "train/schedule.h"
@@ -29,10 +30,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point t) {
   return std::chrono::duration<double>(Clock::now() - t).count();
-}
-
-DType compute_dtype(TrainDType t) {
-  return t == TrainDType::f32 ? DType::f32 : t == TrainDType::bf16 ? DType::bf16 : DType::f64;
 }
 
 // Held while a process trains in a folder; the kernel drops it with the process.
@@ -92,7 +89,7 @@ bool asked_to_stop(const TrainRequest& request) {
 }
 
 // What the request means for this data; throws where they do not fit.
-RunConfig fit_config(const TrainRequest& request, const TokenData& data) {
+RunConfig fit_config(const Runtime& rt, const TrainRequest& request, const TokenData& data) {
   RunConfig c = request.config;
   validate_run_config(c, "config");
   if (c.train.seq_len > c.model.max_position_embeddings)
@@ -109,6 +106,9 @@ RunConfig fit_config(const TrainRequest& request, const TokenData& data) {
                          fmt::format("more training tokens than train.seq_len {}", c.train.seq_len),
                          std::to_string(data.tokens()), "prepare more text or lower train.seq_len");
   if (c.model.eos_token_id.empty() && data.eos_id() >= 0) c.model.eos_token_id = {data.eos_id()};
+  if (c.train.state_dtype == StateDType::bf16 && rt.memory.device() == DeviceKind::cpu)
+    throw expected_error("train.state_dtype", "f32 on a CPU", "bf16", "train with --device cuda");
+  check_memory(c, rt);
   return c;
 }
 
@@ -175,11 +175,11 @@ Run::Run(Runtime& rt, const TrainRequest& request)
       has_held_out_(check_data_folder(request.data)),
       lock_(request.out),
       data_(request.data, "train"),
-      config_(fit_config(request, data_)),
+      config_(fit_config(rt, request, data_)),
       train_(config_.train),
       order_((data_.tokens() - 1) / train_.seq_len, static_cast<uint64_t>(train_.seed), config_.data.shuffle),
       plan_(build_layer_plan(config_.model)),
-      weights_(config_.model, plan_, {compute_dtype(train_.dtype), true}, rt.memory),
+      weights_(config_.model, plan_, weight_options(train_), rt.memory),
       model_(config_.model, weights_),
       optimizer_(weights_) {
   if (has_held_out_) held_out_.emplace(request.data, "holdout");

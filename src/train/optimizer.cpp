@@ -18,7 +18,7 @@ Optimizer::Optimizer(Weights& weights) {
   for (Weight* w : weights.all()) {
     if (!w->grad) continue;
     HYSPARSE_CHECK(w->master && w->master.same_shape(w->grad), "{} has a gradient but no master", w->name);
-    slots_.push_back({w, like(w->master, weights.memory()), like(w->master, weights.memory())});
+    slots_.push_back({w, like(w->grad, weights.memory()), like(w->grad, weights.memory())});
   }
 }
 

@@ -12,7 +12,7 @@ namespace hysparse {
 
 class Optimizer {
  public:
-  // Moments of 0 for every weight that has a gradient, in the masters' dtype. Keeps the reference.
+  // Moments of 0 for every weight that has a gradient, in the gradient's dtype. Keeps the reference.
   explicit Optimizer(Weights& weights);
 
   // L2 norm over all gradients, summed in f64 in the order of the weights. NaN or infinite when a gradient
@@ -25,7 +25,7 @@ class Optimizer {
 
   struct Slot {
     Weight* weight;
-    Tensor m, v;  // as weight->master
+    Tensor m, v;  // as weight->grad
   };
   std::vector<Slot>& slots() { return slots_; }
   // Steps applied so far (skipped ones do not count): the exponent of the bias correction.

@@ -29,6 +29,12 @@ const std::vector<std::pair<TrainDType, std::string_view>>& EnumNames<TrainDType
   return names;
 }
 
+const std::vector<std::pair<StateDType, std::string_view>>& EnumNames<StateDType>::list() {
+  static const std::vector<std::pair<StateDType, std::string_view>> names = {{StateDType::f32, "f32"},
+                                                                             {StateDType::bf16, "bf16"}};
+  return names;
+}
+
 namespace {
 
 // The two groups of a run file beside the model's flat keys.
@@ -117,6 +123,9 @@ void validate_run_config(const RunConfig& config, const std::string& where) {
   check.real("grad_clip", t.grad_clip, t.grad_clip >= 0, "at least 0 (0: no clipping)");
   check.real("time_limit_seconds", t.time_limit_seconds, t.time_limit_seconds >= 0,
              "at least 0 (0: no limit)");
+  if (t.state_dtype == StateDType::bf16 && t.dtype != TrainDType::bf16)
+    throw expected_error(where, "train.state_dtype bf16 with train.dtype bf16 only",
+                         "train.dtype " + std::string(enum_name(t.dtype)));
   if (t.schedule != Schedule::wsd && t.decay_steps != 0)
     throw expected_error(where, "train.decay_steps with schedule wsd only",
                          std::string(enum_name(t.schedule)));

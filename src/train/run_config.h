@@ -18,6 +18,7 @@ namespace hysparse {
 enum class Schedule { wsd, cosine, constant };
 enum class DecayShape { linear, sqrt };  // of the last part of wsd
 enum class TrainDType { f32, bf16, f64 };
+enum class StateDType { f32, bf16 };
 template <>
 struct EnumNames<Schedule> {
   static const std::vector<std::pair<Schedule, std::string_view>>& list();
@@ -30,6 +31,10 @@ template <>
 struct EnumNames<TrainDType> {
   static const std::vector<std::pair<TrainDType, std::string_view>>& list();
 };
+template <>
+struct EnumNames<StateDType> {
+  static const std::vector<std::pair<StateDType, std::string_view>>& list();
+};
 
 struct TrainConfig {
   // What is trained on, in which order.
@@ -39,6 +44,7 @@ struct TrainConfig {
   int64_t micro_batch_size = 0;
   int64_t seed = 0;
   TrainDType dtype = TrainDType::f32;
+  StateDType state_dtype = StateDType::f32;
   Recompute recompute = Recompute::none;
   // AdamW.
   double lr = 1e-3;
@@ -75,6 +81,10 @@ struct TrainConfig {
           "memory, not the result");
     visit("seed", &T::seed, "of the initial weights and of the data order");
     visit("dtype", &T::dtype, "f32, bf16 (f32 master weights and gradients) or f64 (the slow reference)");
+    visit(
+        "state_dtype", &T::state_dtype,
+        "gradients and AdamW moments of the matrices: f32, or bf16 (a GPU, dtype bf16: 12 bytes a parameter "
+        "instead of 18)");
     visit("recompute", &T::recompute,
           "what backward recomputes instead of keeping: none, selective or layer (least memory)");
     visit("lr", &T::lr, "peak learning rate");

@@ -148,7 +148,14 @@ TEST_F(Cli, BadInputIsNamedAndExitsWithTwo) {
   expect_bad("train --config " + path("config.json") + " --data " + path("data") + " --out .",
              "the current folder");
   expect_bad("generate --model " + path("run/model") + " --prompt a --temperature nan", "temperature");
-  expect_bad("generate --model " + path("run/model") + " --prompt a --device cuda", "CPU only");
+  expect_bad("generate --model " + path("run/model") + " --prompt a --device gpu", "cpu or cuda");
+  expect_bad("generate --model " + path("run/model") + " --prompt a --device cuda --dtype f64",
+             "f64 is the reference on the CPU");
+  const Result no_library = run("generate --model " + path("run/model") + " --prompt a --device cuda",
+                                "env HYSPARSE_CUDA_LIBRARY=" + path("no-library.so") + " ");
+  EXPECT_EQ(no_library.code, 1);
+  EXPECT_NE(no_library.output.find("libhysparse_cuda.so could not be opened"), std::string::npos)
+      << no_library.output;
   std::ofstream(root_ / "bad_tokens.json") << "[1, 99999]";
   expect_bad("logits --model " + path("run/model") + " --tokens " + path("bad_tokens.json") + " --out " +
                  path("y.safetensors"),

@@ -1,290 +1,140 @@
-// Attention: the fast kernels where they take the shape, the plain ones elsewhere.
 #include "kernels/cuda_ops/attention.h"
-
-#include <memory>
 
 #include "kernels/checks.h"
 #include "kernels/cuda_ops/call.h"
+#include "kernels/cuda_ops/fast_attention.h"
 
 namespace hysparse::cuda_calls {
 namespace {
 
-// A KvView with its tables on the device.
-class Kv {
- public:
-  Kv(Upload& up, const KvView& kv, const RaggedBatch& batch) : kv_(kv) {
-    const auto sequences = static_cast<size_t>(batch.sequences());
-    if (kv.kind == KvView::Kind::contiguous) table_ = up.add(kv.cu_kv, sequences);
-    if (kv.kind == KvView::Kind::paged)
-      table_ = up.add(kv.page_table, sequences * size_t(kv.page_table_stride));
-    if (kv.kind == KvView::Kind::ring) table_ = up.add(kv.slot, sequences);
-  }
-  hysparse_cuda_kv on_device(const Upload& up) const {
-    hysparse_cuda_kv d{};
-    d.kind = static_cast<int32_t>(kv_.kind);
-    d.k = View(kv_.k).value();
-    d.v = View(kv_.v).value();
-    d.fresh_k = View(kv_.fresh_k).value();
-    d.fresh_v = View(kv_.fresh_v).value();
-    if (kv_.kind == KvView::Kind::contiguous) d.cu_kv = up.at<int64_t>(table_);
-    if (kv_.kind == KvView::Kind::paged) d.page_table = up.at<int32_t>(table_);
-    if (kv_.kind == KvView::Kind::ring) d.slot = up.at<int32_t>(table_);
-    d.page_table_stride = kv_.page_table_stride;
-    d.page_size = kv_.page_size;
-    d.ring_len = kv_.ring_len;
-    return d;
-  }
+hysparse_cuda_rows_of_batch rows_of(Resident& resident, const RaggedBatch& batch) {
+  std::vector<int32_t> sequence(static_cast<size_t>(batch.tokens())), position(sequence.size());
+  size_t at = 0;
+  for (int64_t s = 0; s < batch.sequences(); ++s)
+    for (int64_t i = 0; i < batch.q_len(s); ++i, ++at) {
+      sequence[at] = static_cast<int32_t>(s);
+      position[at] = static_cast<int32_t>(batch.past_len[size_t(s)] + i);
+    }
+  TableCache& tables = resident.tables;
+  return {batch.sequences(),
+          batch.tokens(),
+          tables.on_device(sequence),
+          tables.on_device(position),
+          tables.on_device(batch.cu_q),
+          tables.on_device(batch.past_len)};
+}
 
- private:
-  const KvView& kv_;
-  size_t table_ = 0;
-};
+hysparse_cuda_kv on_device(Resident& resident, const KvView& kv, const RaggedBatch& batch) {
+  const auto sequences = static_cast<size_t>(batch.sequences());
+  hysparse_cuda_kv d{};
+  d.kind = static_cast<int32_t>(kv.kind);
+  d.k = View(kv.k).value();
+  d.v = View(kv.v).value();
+  d.fresh_k = View(kv.fresh_k).value();
+  d.fresh_v = View(kv.fresh_v).value();
+  TableCache& tables = resident.tables;
+  if (kv.kind == KvView::Kind::contiguous) d.cu_kv = tables.on_device(kv.cu_kv, sequences);
+  if (kv.kind == KvView::Kind::paged)
+    d.page_table = tables.on_device(kv.page_table, sequences * size_t(kv.page_table_stride));
+  if (kv.kind == KvView::Kind::ring) d.slot = tables.on_device(kv.slot, sequences);
+  d.page_table_stride = kv.page_table_stride;
+  d.page_size = kv.page_size;
+  d.ring_len = kv.ring_len;
+  return d;
+}
 static_assert(int(KvView::Kind::contiguous) == HYSPARSE_KV_CONTIGUOUS &&
               int(KvView::Kind::paged) == HYSPARSE_KV_PAGED && int(KvView::Kind::ring) == HYSPARSE_KV_RING);
 
+// Everything that the arguments have of what the plain kernels know.
 template <class Args>
-hysparse_cuda_plain_attention_params plain_params(Runtime& rt, const Args& a) {
-  Upload up;
-  const BatchTables batch(up, a.batch);
-  const Kv kv(up, a.kv, a.batch);
-  up.send(rt);
+hysparse_cuda_plain_attention_params plain_params(Resident& resident, const Args& a) {
   hysparse_cuda_plain_attention_params p{};
-  p.batch = batch.on_device(up);
-  p.kv = kv.on_device(up);
+  p.batch = rows_of(resident, a.batch);
+  p.kv = on_device(resident, a.kv, a.batch);
   p.q = View(a.q).value();
   p.scale = a.scale;
   p.o = View(a.o).value();
   p.lse = View(a.lse).value();
+  if constexpr (requires { a.block_scores; }) {
+    p.block = a.score_block;
+    p.block_scores = View(a.block_scores).value();
+  }
+  if constexpr (requires { a.selection; }) {
+    p.idx = View(a.selection.idx).value();
+    p.block = a.selection.block;
+  }
+  if constexpr (requires { a.window; }) p.window = a.window;
+  if constexpr (requires { a.sinks; }) p.sinks = View(a.sinks).value();
+  if constexpr (requires { a.dq; }) {
+    p.d_o = View(a.d_o).value();
+    p.dq = View(a.dq).value();
+    p.dk = View(a.dk).value();
+    p.dv = View(a.dv).value();
+  }
+  if constexpr (requires { a.dsinks; }) p.dsinks = View(a.dsinks).value();
   return p;
 }
 template <class Args>
-void add_gradients(hysparse_cuda_plain_attention_params& p, const Args& a) {
-  p.d_o = View(a.d_o).value();
-  p.dq = View(a.dq).value();
-  p.dk = View(a.dk).value();
-  p.dv = View(a.dv).value();
+void run_plain(Resident& resident, const Args& a, const char* what) {
+  const CudaLibrary& cuda = cuda_library();
+  const hysparse_cuda_plain_attention_params p = plain_params(resident, a);
+  if constexpr (requires { a.dq; })
+    cuda.check(cuda.plain_attention_backward(&p, nullptr), what);
+  else
+    cuda.check(cuda.plain_attention(&p, nullptr), what);
 }
+
+// Checks, then the fast kernel if it takes the call, else the plain one.
 template <class Args>
-void add_selection(hysparse_cuda_plain_attention_params& p, const Args& a) {
-  p.idx = View(a.selection.idx).value();
-  p.block = a.selection.block;
-  p.sinks = View(a.sinks).value();
+void run(Resident& resident, Runtime& rt, const Args& a, bool (*fast)(Resident&, Runtime&, const Args&),
+         const char* what) {
+  check_args(a);
+  const ArenaScope scope(scratch_of(rt));
+  if (!fast(resident, rt, a)) run_plain(resident, a, what);
 }
 
-void run_plain(const hysparse_cuda_plain_attention_params& p) {
-  const CudaLibrary& cuda = cuda_library();
-  cuda.check(cuda.plain_attention(&p, nullptr), "attention");
-}
-void run_plain_backward(const hysparse_cuda_plain_attention_params& p) {
-  const CudaLibrary& cuda = cuda_library();
-  cuda.check(cuda.plain_attention_backward(&p, nullptr), "attention backward");
-}
-
-// ---- the fast kernels: bf16, contiguous K and V, rows of 16-byte multiples
-struct DestroyBatch {
-  void operator()(hysparse_cuda_batch* b) const { cuda_library().batch_destroy(b); }
-};
-using FastBatch = std::unique_ptr<hysparse_cuda_batch, DestroyBatch>;
-struct DestroySelection {
-  void operator()(hysparse_cuda_selection* s) const { cuda_library().selection_destroy(s); }
-};
-using FastSelection = std::unique_ptr<hysparse_cuda_selection, DestroySelection>;
-
-hysparse_cuda_tensor fast_tensor(const TensorView& t) {
-  return {t.data, t.stride[0], t.stride[1]};
-}
-bool aligned(const TensorView& t) {
-  return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride[0] % 8 == 0 && t.stride[1] % 8 == 0;
-}
-template <class Args>
-bool fast_shape(const Args& a) {
-  return a.q.dtype == DType::bf16 && a.kv.kind == KvView::Kind::contiguous && a.lse.contiguous() &&
-         aligned(a.q) && aligned(a.kv.k) && aligned(a.kv.v) && aligned(a.o) && a.batch.tokens() > 0;
-}
-
-// Null where some sequence has no rows: those batches take the plain path.
-FastBatch fast_batch(const RaggedBatch& batch, const KvView& kv) {
-  std::vector<int32_t> cu_q, past, cu_kv;
-  for (int64_t s = 0; s < batch.sequences(); ++s) {
-    if (batch.q_len(s) == 0) return nullptr;
-    cu_q.push_back(static_cast<int32_t>(batch.cu_q[size_t(s)]));
-    past.push_back(static_cast<int32_t>(batch.past_len[size_t(s)]));
-    cu_kv.push_back(static_cast<int32_t>(kv.cu_kv[s]));
-  }
-  cu_q.push_back(static_cast<int32_t>(batch.tokens()));
-  hysparse_cuda_batch* made = nullptr;
-  const CudaLibrary& cuda = cuda_library();
-  cuda.check(cuda.batch_create(static_cast<int32_t>(batch.sequences()), cu_q.data(), past.data(),
-                               cu_kv.data(), nullptr, &made),
-             "GPU batch");
-  return FastBatch(made);
-}
-
-// False where no fast kernel takes it.
-bool run_fast(Runtime& rt, const AttentionForward& a) {
-  const bool scored = static_cast<bool>(a.block_scores);
-  if (!fast_shape(a) || (scored && a.block_scores.stride[1] * a.kv.heads() != a.block_scores.stride[0]))
-    return false;
-  const FastBatch batch = fast_batch(a.batch, a.kv);
-  if (!batch) return false;
-  const CudaLibrary& cuda = cuda_library();
-  hysparse_cuda_attention_params p{};
-  p.batch = batch.get();
-  p.q_heads = static_cast<int32_t>(a.q.dim(1));
-  p.kv_heads = static_cast<int32_t>(a.kv.heads());
-  p.head_dim = static_cast<int32_t>(a.q.dim(2));
-  p.v_head_dim = static_cast<int32_t>(a.kv.v_head_dim());
-  p.q = fast_tensor(a.q);
-  p.k = fast_tensor(a.kv.k);
-  p.v = fast_tensor(a.kv.v);
-  p.kv_rows = a.kv.k.dim(0);
-  p.scale = static_cast<float>(a.scale);
-  p.o = fast_tensor(a.o);
-  p.lse = a.lse.as<float>();
-  p.block = static_cast<int32_t>(a.score_block);
-  if (scored) {
-    p.block_scores = a.block_scores.as<float>();
-    p.score_stride = a.block_scores.stride[1];
-  }
-  p.workspace_bytes = cuda.attention_workspace(&p);
-  p.workspace = workspace(rt, p.workspace_bytes);
-  const int code = cuda.attention(&p, nullptr);
-  if (code == HYSPARSE_UNSUPPORTED) return false;
-  cuda.check(code, "attention");
-  cuda.check(cuda.synchronize(nullptr), "attention");  // the batch's tables live until the kernels are done
-  return true;
-}
-
-bool run_fast(Runtime& rt, const SparseAttentionForward& a) {
-  if (!fast_shape(a) || !a.selection.idx.contiguous() || a.selection.entries() > 64 ||
-      a.selection.entries() < 1)
-    return false;
-  const int64_t block = a.selection.block;
-  if (block != 16 && block != 32 && block != 64 && block != 128) return false;
-  const FastBatch batch = fast_batch(a.batch, a.kv);
-  if (!batch) return false;
-  const CudaLibrary& cuda = cuda_library();
-  hysparse_cuda_selection_params s{};
-  s.batch = batch.get();
-  s.idx = a.selection.idx.as<int32_t>();
-  s.q_heads = static_cast<int32_t>(a.q.dim(1));
-  s.kv_heads = static_cast<int32_t>(a.kv.heads());
-  s.block = static_cast<int32_t>(block);
-  s.entries = static_cast<int32_t>(a.selection.entries());
-  s.workspace_bytes = cuda.selection_workspace(&s);
-  if (s.workspace_bytes == 0) return false;
-  s.workspace = workspace(rt, s.workspace_bytes);
-  hysparse_cuda_selection* made = nullptr;
-  int code = cuda.selection_create(&s, nullptr, &made);
-  if (code == HYSPARSE_UNSUPPORTED) return false;
-  cuda.check(code, "sparse attention");
-  const FastSelection selection(made);
-  hysparse_cuda_sparse_params p{};
-  p.selection = selection.get();
-  p.q_heads = s.q_heads;
-  p.kv_heads = s.kv_heads;
-  p.head_dim = static_cast<int32_t>(a.q.dim(2));
-  p.v_head_dim = static_cast<int32_t>(a.kv.v_head_dim());
-  p.q = fast_tensor(a.q);
-  p.k = fast_tensor(a.kv.k);
-  p.v = fast_tensor(a.kv.v);
-  p.kv_rows = a.kv.k.dim(0);
-  p.scale = static_cast<float>(a.scale);
-  p.sinks = a.sinks ? a.sinks.as<float>() : nullptr;
-  p.o = fast_tensor(a.o);
-  p.lse = a.lse.as<float>();
-  p.workspace_bytes = cuda.sparse_workspace(&p);
-  p.workspace = workspace(rt, p.workspace_bytes);
-  code = cuda.sparse_attention(&p, nullptr);
-  if (code == HYSPARSE_UNSUPPORTED) return false;
-  cuda.check(code, "sparse attention");
-  cuda.check(cuda.synchronize(nullptr), "sparse attention");
-  return true;
+bool any_fast_attention(Resident& resident, Runtime& rt, const AttentionForward& a) {
+  return fast_decode(resident, rt, a, nullptr) || fast_attention(resident, rt, a);
 }
 
 }  // namespace
 
-void attention(Runtime& rt, const AttentionForward& a) {
-  check_args(a);
-  const ArenaScope scope(scratch_of(rt));
-  if (run_fast(rt, a)) return;
-  hysparse_cuda_plain_attention_params p = plain_params(rt, a);
-  p.block = a.score_block;
-  p.block_scores = View(a.block_scores).value();
-  run_plain(p);
+void attention(Resident& resident, Runtime& rt, const AttentionForward& a) {
+  run(resident, rt, a, any_fast_attention, "attention");
+}
+void attention_backward(Resident& resident, Runtime& rt, const AttentionBackward& a) {
+  run(resident, rt, a, fast_attention_backward, "attention backward");
+}
+void sparse_attention(Resident& resident, Runtime& rt, const SparseAttentionForward& a) {
+  run(resident, rt, a, fast_sparse_attention, "sparse attention");
+}
+void sparse_attention_backward(Resident& resident, Runtime& rt, const SparseAttentionBackward& a) {
+  run(resident, rt, a, fast_sparse_attention_backward, "sparse attention backward");
+}
+void window_attention(Resident& resident, Runtime& rt, const WindowAttentionForward& a) {
+  run(resident, rt, a, fast_window_attention, "window attention");
+}
+void window_attention_backward(Resident& resident, Runtime& rt, const WindowAttentionBackward& a) {
+  run(resident, rt, a, fast_window_attention_backward, "window attention backward");
 }
 
-void attention_backward(Runtime& rt, const AttentionBackward& a) {
+void select_blocks(Resident& resident, Runtime& rt, const SelectBlocks& a) {
   check_args(a);
   const ArenaScope scope(scratch_of(rt));
-  hysparse_cuda_plain_attention_params p = plain_params(rt, a);
-  add_gradients(p, a);
-  run_plain_backward(p);
-}
-
-void sparse_attention(Runtime& rt, const SparseAttentionForward& a) {
-  check_args(a);
-  const ArenaScope scope(scratch_of(rt));
-  if (run_fast(rt, a)) return;
-  hysparse_cuda_plain_attention_params p = plain_params(rt, a);
-  add_selection(p, a);
-  run_plain(p);
-}
-
-void sparse_attention_backward(Runtime& rt, const SparseAttentionBackward& a) {
-  check_args(a);
-  const ArenaScope scope(scratch_of(rt));
-  hysparse_cuda_plain_attention_params p = plain_params(rt, a);
-  add_selection(p, a);
-  add_gradients(p, a);
-  p.dsinks = View(a.dsinks).value();
-  run_plain_backward(p);
-}
-
-void window_attention(Runtime& rt, const WindowAttentionForward& a) {
-  check_args(a);
-  const ArenaScope scope(scratch_of(rt));
-  hysparse_cuda_plain_attention_params p = plain_params(rt, a);
-  p.window = a.window;
-  p.sinks = View(a.sinks).value();
-  run_plain(p);
-}
-
-void window_attention_backward(Runtime& rt, const WindowAttentionBackward& a) {
-  check_args(a);
-  const ArenaScope scope(scratch_of(rt));
-  hysparse_cuda_plain_attention_params p = plain_params(rt, a);
-  p.window = a.window;
-  p.sinks = View(a.sinks).value();
-  add_gradients(p, a);
-  p.dsinks = View(a.dsinks).value();
-  run_plain_backward(p);
-}
-
-void select_blocks(Runtime& rt, const SelectBlocks& a) {
-  check_args(a);
-  const ArenaScope scope(scratch_of(rt));
-  Upload up;
-  const BatchTables tables(up, a.batch);
-  up.send(rt);
-  const hysparse_cuda_rows_of_batch batch = tables.on_device(up);
+  const hysparse_cuda_rows_of_batch batch = rows_of(resident, a.batch);
   const CudaLibrary& cuda = cuda_library();
   cuda.check(cuda.select_blocks(&batch, View(a.block_scores), a.block, a.force_first, a.force_diagonal,
                                 View(a.idx), nullptr),
              "select_blocks");
 }
 
-void random_scores(Runtime& rt, const RandomScores& a) {
+void random_scores(Resident& resident, Runtime& rt, const RandomScores& a) {
   check_args(a);
   const ArenaScope scope(scratch_of(rt));
-  Upload up;
-  const BatchTables tables(up, a.batch);
-  const size_t row = up.add(a.batch.row);
-  up.send(rt);
-  const hysparse_cuda_rows_of_batch batch = tables.on_device(up);
+  const hysparse_cuda_rows_of_batch batch = rows_of(resident, a.batch);
   const CudaLibrary& cuda = cuda_library();
-  cuda.check(cuda.random_scores(&batch, a.seed, a.batch.step, up.at<int64_t>(row), a.layer, a.block,
-                                View(a.block_scores), nullptr),
+  cuda.check(cuda.random_scores(&batch, a.seed, a.batch.step, resident.tables.on_device(a.batch.row), a.layer,
+                                a.block, View(a.block_scores), nullptr),
              "random_scores");
 }
 

@@ -3,29 +3,26 @@
 #include "kernels/checks.h"
 #include "kernels/cuda_ops/attention.h"
 #include "kernels/cuda_ops/call.h"
+#include "kernels/cuda_ops/fast_attention.h"
 #include "kernels/cuda_ops/memory.h"
 
 namespace hysparse {
 namespace {
 
 using cuda_calls::scratch_of;
-using cuda_calls::Upload;
 using cuda_calls::View;
 using cuda_calls::workspace;
 
-// x as a tensor of f32 in scratch.
-TensorView as_f32(Runtime& rt, const TensorView& x) {
-  if (x.dtype == DType::f32) return x;
-  const TensorView y = scratch_of(rt).alloc(DType::f32, {x.dim(0), x.dim(1)});
-  rt.ops.cast(rt, {x, y});
-  return y;
-}
-
 class CudaOps final : public Ops {
  public:
-  explicit CudaOps(CudaMemoryKind kind) : cuda_(cuda_library()), memory_(cuda_memory(kind)) {}
+  CudaOps(CudaMemoryKind kind, bool deterministic) : cuda_(cuda_library()), memory_(cuda_memory(kind)) {
+    resident_.deterministic = deterministic;
+  }
   std::string name() const override { return "cuda"; }
   Memory& memory() const override { return memory_; }
+  int64_t chunk_bytes() const override {
+    return int64_t(1) << 30;
+  }  // large enough for products at full speed
 
   void embedding(Runtime&, const EmbeddingForward& a) const override {
     check_args(a);
@@ -63,23 +60,22 @@ class CudaOps final : public Ops {
   void linear_backward(Runtime& rt, const LinearBackward& a) const override {
     check_args(a);
     const ArenaScope scope(scratch_of(rt));
-    // Mixed dtypes (f32 gradients of bf16 activations) are multiplied in f32.
-    const bool mixed = a.dy.dtype != a.x.dtype;
-    if (a.dx)
-      product(rt, a.dy, false, mixed ? as_f32(rt, a.weight.value) : a.weight.value, false, {}, a.dx,
-              a.accumulate);
-    if (a.weight.grad) product(rt, a.dy, true, mixed ? as_f32(rt, a.x) : a.x, false, {}, a.weight.grad, true);
+    // A gradient in f32 of narrower activations goes into the products as one of theirs.
+    TensorView dy = a.dy;
+    if (dy.dtype != a.x.dtype) {
+      dy = scratch_of(rt).alloc(a.x.dtype, {a.dy.dim(0), a.dy.dim(1)});
+      cast(rt, {a.dy, dy});
+    }
+    if (a.dx) product(rt, dy, false, a.weight.value, false, {}, a.dx, a.accumulate);
+    const TensorView& grad = a.weight.grad;
+    if (grad) multiply(rt, dy, true, a.x, false, grad, true);
     if (a.bias && a.bias->grad)
       cuda_.check(cuda_.column_sums(View(a.dy), View(a.bias->grad), nullptr), "linear_backward");
   }
-  void rope(Runtime& rt, const Rope& a) const override {
+  void rope(Runtime&, const Rope& a) const override {
     check_args(a);
-    const ArenaScope scope(scratch_of(rt));
-    Upload up;
-    const size_t position = up.add(a.position, static_cast<size_t>(a.x.dim(0)));
-    up.send(rt);
-    cuda_.check(cuda_.rope(View(a.x), up.at<int32_t>(position), View(a.cos), View(a.sin), a.inverse, nullptr),
-                "rope");
+    const int32_t* position = resident_.tables.on_device(a.position, static_cast<size_t>(a.x.dim(0)));
+    cuda_.check(cuda_.rope(View(a.x), position, View(a.cos), View(a.sin), a.inverse, nullptr), "rope");
   }
   void add(Runtime&, const Add& a) const override {
     check_args(a);
@@ -89,13 +85,10 @@ class CudaOps final : public Ops {
     check_args(a);
     cuda_.check(cuda_.cast(View(a.src), View(a.dst), nullptr), "cast");
   }
-  void gather_rows(Runtime& rt, const GatherRows& a) const override {
+  void gather_rows(Runtime&, const GatherRows& a) const override {
     check_args(a);
-    const ArenaScope scope(scratch_of(rt));
-    Upload up;
-    const size_t rows = up.add(a.rows, static_cast<size_t>(a.dst.dim(0)));
-    up.send(rt);
-    cuda_.check(cuda_.gather_rows(View(a.src), up.at<int64_t>(rows), View(a.dst), nullptr), "gather_rows");
+    const int64_t* rows = resident_.tables.on_device(a.rows, static_cast<size_t>(a.dst.dim(0)));
+    cuda_.check(cuda_.gather_rows(View(a.src), rows, View(a.dst), nullptr), "gather_rows");
   }
   void swiglu(Runtime&, const SwigluForward& a) const override {
     check_args(a);
@@ -107,23 +100,42 @@ class CudaOps final : public Ops {
         cuda_.swiglu_backward(View(a.gate), View(a.up), View(a.dh), View(a.dgate), View(a.dup), nullptr),
         "swiglu_backward");
   }
-  void attention(Runtime& rt, const AttentionForward& a) const override { cuda_calls::attention(rt, a); }
-  void attention_backward(Runtime& rt, const AttentionBackward& a) const override {
-    cuda_calls::attention_backward(rt, a);
+  void attention(Runtime& rt, const AttentionForward& a) const override {
+    cuda_calls::attention(resident_, rt, a);
   }
-  void select_blocks(Runtime& rt, const SelectBlocks& a) const override { cuda_calls::select_blocks(rt, a); }
-  void random_scores(Runtime& rt, const RandomScores& a) const override { cuda_calls::random_scores(rt, a); }
+  void attention_backward(Runtime& rt, const AttentionBackward& a) const override {
+    cuda_calls::attention_backward(resident_, rt, a);
+  }
+  void select_blocks(Runtime& rt, const SelectBlocks& a) const override {
+    cuda_calls::select_blocks(resident_, rt, a);
+  }
+  void random_scores(Runtime& rt, const RandomScores& a) const override {
+    cuda_calls::random_scores(resident_, rt, a);
+  }
   void sparse_attention(Runtime& rt, const SparseAttentionForward& a) const override {
-    cuda_calls::sparse_attention(rt, a);
+    cuda_calls::sparse_attention(resident_, rt, a);
   }
   void sparse_attention_backward(Runtime& rt, const SparseAttentionBackward& a) const override {
-    cuda_calls::sparse_attention_backward(rt, a);
+    cuda_calls::sparse_attention_backward(resident_, rt, a);
   }
   void window_attention(Runtime& rt, const WindowAttentionForward& a) const override {
-    cuda_calls::window_attention(rt, a);
+    cuda_calls::window_attention(resident_, rt, a);
   }
   void window_attention_backward(Runtime& rt, const WindowAttentionBackward& a) const override {
-    cuda_calls::window_attention_backward(rt, a);
+    cuda_calls::window_attention_backward(resident_, rt, a);
+  }
+  void attention_select(Runtime& rt, const AttentionSelect& a) const override {
+    check_args(a.attention);
+    const ArenaScope scope(scratch_of(rt));
+    if (!cuda_calls::fast_decode(resident_, rt, a.attention, &a) &&
+        !cuda_calls::fast_attention_select(resident_, rt, a))
+      Ops::attention_select(rt, a);
+  }
+  void sparse_window_gated(Runtime& rt, const SparseWindowGated& a) const override {
+    check_args(a.sparse);
+    if (a.window) check_args(*a.window);
+    const ArenaScope scope(scratch_of(rt));
+    if (!cuda_calls::fast_decode(resident_, rt, a)) Ops::sparse_window_gated(rt, a);
   }
   void gated_sum(Runtime&, const GatedSumForward& a) const override {
     check_args(a);
@@ -165,34 +177,38 @@ class CudaOps final : public Ops {
   }
 
  private:
-  // c = a b (+ bias) (+ c). A narrow c is rounded once: where more is added than the product, or its factors
-  // are wider, the sum is made in f32 first.
+  // c = a b (+ bias) (+ c). A narrow c is rounded once: where more is added than the product, the sum is made
+  // in f32 first.
   void product(Runtime& rt, const TensorView& a, bool a_transposed, const TensorView& b, bool b_transposed,
                const TensorView& bias, const TensorView& c, bool accumulate) const {
     const bool narrow = c.dtype != DType::f32;
-    const bool two_steps = bias || (narrow && (accumulate || a.dtype == DType::f32));
+    const bool two_steps = bias || (narrow && accumulate);
     const TensorView sum = two_steps ? scratch_of(rt).alloc(DType::f32, {c.dim(0), c.dim(1)}) : c;
-    cuda_.check(
-        cuda_.matmul(View(a), a_transposed, View(b), b_transposed, View(sum), accumulate && !two_steps,
-                     workspace(rt, HYSPARSE_CUDA_MATMUL_WORKSPACE), HYSPARSE_CUDA_MATMUL_WORKSPACE, nullptr),
-        "linear");
+    multiply(rt, a, a_transposed, b, b_transposed, sum, accumulate && !two_steps);
     if (two_steps)
       cuda_.check(cuda_.finish_product(View(sum), View(bias), View(c), accumulate, nullptr), "linear");
   }
 
+  void multiply(Runtime& rt, const TensorView& a, bool a_transposed, const TensorView& b, bool b_transposed,
+                const TensorView& c, bool accumulate) const {
+    cuda_.check(
+        cuda_.matmul(View(a), a_transposed, View(b), b_transposed, View(c), accumulate,
+                     workspace(rt, HYSPARSE_CUDA_MATMUL_WORKSPACE), HYSPARSE_CUDA_MATMUL_WORKSPACE, nullptr),
+        "linear");
+  }
+
   const CudaLibrary& cuda_;
   Memory& memory_;
+  mutable cuda_calls::Resident resident_;
 };
 
 }  // namespace
 
-const Ops& cuda_ops(CudaMemoryKind kind) {
-  if (kind == CudaMemoryKind::managed) {
-    static const CudaOps managed(CudaMemoryKind::managed);
-    return managed;
-  }
-  static const CudaOps device(CudaMemoryKind::device);
-  return device;
+const Ops& cuda_ops(CudaMemoryKind kind, bool deterministic) {
+  static const CudaOps device(CudaMemoryKind::device, false), device_fixed(CudaMemoryKind::device, true),
+      managed(CudaMemoryKind::managed, false), managed_fixed(CudaMemoryKind::managed, true);
+  if (kind == CudaMemoryKind::managed) return deterministic ? managed_fixed : managed;
+  return deterministic ? device_fixed : device;
 }
 
 }  // namespace hysparse

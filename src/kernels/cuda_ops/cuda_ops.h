@@ -1,6 +1,7 @@
 // The operations on an NVIDIA GPU, f32 and bf16, through libhysparse_cuda.so. Tensors lie in memory() of the
-// operations; host arrays of a call (positions, lengths, page tables) are copied to the step's scratch, which
-// must be of that memory too.
+// operations, the runtime's scratch too; host arrays of a call (positions, lengths, page tables) are brought
+// to the GPU by the operations, once while their contents stay the same. Calls are queued:
+// memory().synchronize(), and every copy to the host, waits for them.
 #pragma once
 
 #include "kernels/ops.h"
@@ -12,7 +13,9 @@ enum class CudaMemoryKind : uint8_t {
   managed
 };  // managed: the host may read and write it between calls (tests)
 
-// Throws Error where there is no library or GPU (kernels/cuda_ops/library.h).
-const Ops& cuda_ops(CudaMemoryKind kind = CudaMemoryKind::device);
+// deterministic: equal inputs give equal bits (the contract of ops.h); without it the backward of full
+// attention sums dQ, dK and dV in no fixed order, which is faster (docs/performance.md). Throws Error where
+// there is no library or GPU (kernels/cuda_ops/library.h).
+const Ops& cuda_ops(CudaMemoryKind kind = CudaMemoryKind::device, bool deterministic = true);
 
 }  // namespace hysparse

@@ -13,14 +13,16 @@ namespace hysparse {
 // The functions of the library that the operations call; `name` here is hysparse_cuda_<name> there.
 // clang-format off
 #define HYSPARSE_CUDA_FUNCTIONS(X)                                                                          \
-  X(last_error) X(version) X(device_count) X(allocate) X(free) X(zero) X(copy) X(synchronize)               \
-  X(batch_create) X(batch_destroy) X(attention_workspace) X(attention) X(selection_workspace)               \
-  X(selection_create) X(selection_destroy) X(sparse_workspace) X(sparse_attention) X(embedding)             \
-  X(embedding_backward_workspace) X(embedding_backward) X(rope) X(add) X(cast) X(gather_rows)               \
-  X(rmsnorm) X(rmsnorm_backward_workspace) X(rmsnorm_backward) X(swiglu) X(swiglu_backward)                 \
-  X(gated_sum) X(gated_sum_backward) X(matmul) X(finish_product) X(column_sums) X(cross_entropy)            \
-  X(adamw) X(sum_squares) X(plain_attention) X(plain_attention_backward) X(select_blocks)                   \
-  X(random_scores)
+  X(last_error) X(version) X(device_count) X(allocate) X(free) X(memory) X(reserve) X(commit) X(release_range) X(zero) X(copy) X(upload)           \
+  X(synchronize) X(batch_create) X(batch_destroy) X(attention_workspace) X(attention)                       \
+  X(attention_backward_workspace) X(attention_backward) X(selection_workspace) X(selection_create)          \
+  X(selection_destroy) X(sparse_workspace) X(sparse_attention) X(sparse_backward_workspace)                 \
+  X(sparse_backward) X(window_attention) X(window_backward_workspace) X(window_backward)                    \
+  X(decode_full_workspace) X(decode_full) X(decode_sparse) X(embedding) X(embedding_backward_workspace)     \
+  X(embedding_backward) X(rope) X(add) X(cast) X(gather_rows) X(rmsnorm) X(rmsnorm_backward_workspace)      \
+  X(rmsnorm_backward) X(swiglu) X(swiglu_backward) X(gated_sum) X(gated_sum_backward) X(matmul)             \
+  X(finish_product) X(column_sums) X(cross_entropy) X(adamw) X(sum_squares) X(plain_attention)              \
+  X(plain_attention_backward) X(select_blocks) X(random_scores)
 // clang-format on
 
 struct CudaLibrary {

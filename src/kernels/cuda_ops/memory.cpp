@@ -14,8 +14,7 @@ class CudaMemory final : public Memory {
   void* allocate(size_t bytes) override {
     void* p = nullptr;
     const CudaLibrary& cuda = cuda_library();
-    if (cuda.allocate(std::max<size_t>(bytes, 1), managed_, &p) != HYSPARSE_OK)
-      throw failure("GPU memory", fmt::format("could not allocate {} bytes: {}", bytes, cuda.last_error()));
+    if (cuda.allocate(std::max<size_t>(bytes, 1), managed_, &p) != HYSPARSE_OK) throw no_memory(bytes);
     return p;
   }
   void release(void* p, size_t) noexcept override { cuda_library().free(p); }
@@ -27,12 +26,35 @@ class CudaMemory final : public Memory {
   void from_host(void* dst, const void* host, size_t bytes) override { move(dst, host, bytes); }
   void to_host(void* host, const void* src, size_t bytes) override { move(host, src, bytes); }
   void copy(void* dst, const void* src, size_t bytes) override { move(dst, src, bytes); }
+  void* reserve(size_t bytes) override {
+    void* range = nullptr;
+    if (!managed_ && cuda_library().reserve(bytes, &range) != HYSPARSE_OK) range = nullptr;
+    return range;
+  }
+  void commit(void* range, size_t from, size_t to) override {
+    const CudaLibrary& cuda = cuda_library();
+    if (cuda.commit(range, from, to) != HYSPARSE_OK) throw no_memory(to - from);
+  }
+  void release_range(void* range, size_t bytes, size_t committed) noexcept override {
+    cuda_library().release_range(range, bytes, committed);
+  }
+  size_t available() const override {
+    size_t free_bytes = 0, total = 0;
+    const CudaLibrary& cuda = cuda_library();
+    cuda.check(cuda.memory(&free_bytes, &total), "GPU memory");
+    return free_bytes;
+  }
   void synchronize() override {
     const CudaLibrary& cuda = cuda_library();
     cuda.check(cuda.synchronize(nullptr), "GPU");
   }
 
  private:
+  static Error no_memory(size_t bytes) {
+    return failure("GPU memory",
+                   fmt::format("could not allocate {} bytes: {}", bytes, cuda_library().last_error()),
+                   "a smaller micro-batch or context, recompute layer or state_dtype bf16 need less");
+  }
   static void move(void* dst, const void* src, size_t bytes) {
     const CudaLibrary& cuda = cuda_library();
     cuda.check(cuda.copy(dst, src, bytes, nullptr), "GPU memory");

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "hysparse/cuda_ops.h"
 
@@ -40,11 +41,25 @@ template <class T>
 __device__ inline T* row_at(const View& v, int64_t row) {
   return static_cast<T*>(v.data) + row_offset(v, row);
 }
-// Element i in row-major order, the last dimension included.
-template <class T>
+// Element i in row-major order, the last dimension included; kFlat: of views without gaps.
+template <class T, bool kFlat = false>
 __device__ inline T* element_at(const View& v, int64_t i) {
+  if constexpr (kFlat) return static_cast<T*>(v.data) + i;
   const int64_t width = v.shape[v.rank - 1];
   return row_at<T>(v, i / width) + i % width;
+}
+// Whether no (present) view has gaps between its rows.
+template <class... Views>
+bool flat(const Views&... views) {
+  const auto without_gaps = [](const View& v) {
+    int64_t expected = 1;
+    for (int d = v.rank - 1; v.data && d >= 0; --d) {
+      if (v.shape[d] > 1 && v.stride[d] != expected) return false;
+      expected *= v.shape[d];
+    }
+    return true;
+  };
+  return (without_gaps(views) && ...);
 }
 
 __device__ inline float to_float(float x) {
@@ -95,6 +110,22 @@ bool vectors_fit(int count, const Views&... views) {
     return true;
   };
   return (fits(views) && ...);
+}
+
+// run(width, is_flat), both integral constants: kV elements at a time where the views allow it, and the fast
+// addresses of views without gaps.
+template <int kV, class Run, class... Views>
+void with_layout(Run run, const Views&... views) {
+  const auto with_width = [&](auto is_flat) {
+    if (vectors_fit(kV, views...))
+      run(std::integral_constant<int, kV>{}, is_flat);
+    else
+      run(std::integral_constant<int, 1>{}, is_flat);
+  };
+  if (flat(views...))
+    with_width(std::true_type{});
+  else
+    with_width(std::false_type{});
 }
 
 // run(T{}) with the type of a dtype that activations may have; false for others.

@@ -14,26 +14,27 @@ __device__ float sigmoid(float x) {
   return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
-template <class T, int kV>
+template <class T, int kV, bool kFlat>
 __global__ void swiglu_kernel(View gate, View up, View h, int64_t total) {
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * kThreads) {
-    const auto g = load_vector<kV>(element_at<T>(gate, i * kV)),
-               u = load_vector<kV>(element_at<T>(up, i * kV));
+    const auto g = load_vector<kV>(element_at<T, kFlat>(gate, i * kV)),
+               u = load_vector<kV>(element_at<T, kFlat>(up, i * kV));
     Vector<T, kV> y;
 #pragma unroll
     for (int j = 0; j < kV; ++j)
       y.x[j] = from_float<T>(to_float(g.x[j]) * sigmoid(to_float(g.x[j])) * to_float(u.x[j]));
-    store_vector(element_at<T>(h, i * kV), y);
+    store_vector(element_at<T, kFlat>(h, i * kV), y);
   }
 }
 
-template <class T, int kV>
+template <class T, int kV, bool kFlat>
 __global__ void swiglu_backward_kernel(View gate, View up, View dh, View dgate, View dup, int64_t total) {
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * kThreads) {
-    const auto g = load_vector<kV>(element_at<T>(gate, i * kV)),
-               u = load_vector<kV>(element_at<T>(up, i * kV)), d = load_vector<kV>(element_at<T>(dh, i * kV));
+    const auto g = load_vector<kV>(element_at<T, kFlat>(gate, i * kV)),
+               u = load_vector<kV>(element_at<T, kFlat>(up, i * kV)),
+               d = load_vector<kV>(element_at<T, kFlat>(dh, i * kV));
     Vector<T, kV> dg, du;
 #pragma unroll
     for (int j = 0; j < kV; ++j) {
@@ -41,8 +42,8 @@ __global__ void swiglu_backward_kernel(View gate, View up, View dh, View dgate, 
       dg.x[j] = from_float<T>(y * to_float(u.x[j]) * s * (1 + x * (1 - s)));
       du.x[j] = from_float<T>(y * x * s);
     }
-    store_vector(element_at<T>(dgate, i * kV), dg);
-    store_vector(element_at<T>(dup, i * kV), du);
+    store_vector(element_at<T, kFlat>(dgate, i * kV), dg);
+    store_vector(element_at<T, kFlat>(dup, i * kV), du);
   }
 }
 
@@ -51,40 +52,68 @@ __device__ float gate_at(const View& gate, int64_t token, int64_t head, int64_t 
   return sigmoid(row_at<float>(gate, token)[gate.shape[1] == heads ? head : head * dv + c]);
 }
 
-template <class T>
-__global__ void gated_sum_kernel(View a, View gate_a, View b, View gate_b, View out, int64_t total) {
-  const int64_t heads = a.shape[1], dv = a.shape[2];
-  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
+template <class T, int kV, bool kFlat>
+__global__ void gated_sum_kernel(View a, View gate_a, View b, View gate_b, View out, int64_t groups) {
+  const int heads = int(a.shape[1]), dv = int(a.shape[2]), width = dv / kV;
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
        i += int64_t(gridDim.x) * kThreads) {
-    const int64_t c = i % dv, head = i / dv % heads, token = i / dv / heads;
-    float sum = gate_at(gate_a, token, head, c, heads, dv) * to_float(*element_at<T>(a, i));
-    if (b.data) sum += gate_at(gate_b, token, head, c, heads, dv) * to_float(*element_at<T>(b, i));
-    *element_at<T>(out, i) = from_float<T>(sum);
+    const int64_t row = kFlat ? int64_t(uint64_t(i) / unsigned(width)) : i / width;
+    const int c = int(i - row * width) * kV, token = int(row / heads), head = int(row) - token * heads;
+    const auto x = load_vector<kV>(element_at<T, kFlat>(a, i * kV));
+    Vector<T, kV> y;
+    if (b.data) y = load_vector<kV>(element_at<T, kFlat>(b, i * kV));
+    Vector<T, kV> sum;
+    float ga = 0, gb = 0;
+#pragma unroll
+    for (int j = 0; j < kV; ++j) {
+      if (j == 0 || gate_a.shape[1] != heads) ga = gate_at(gate_a, token, head, c + j, heads, dv);
+      float z = ga * to_float(x.x[j]);
+      if (b.data) {
+        if (j == 0 || gate_b.shape[1] != heads) gb = gate_at(gate_b, token, head, c + j, heads, dv);
+        z += gb * to_float(y.x[j]);
+      }
+      sum.x[j] = from_float<T>(z);
+    }
+    store_vector(element_at<T, kFlat>(out, i * kV), sum);
   }
 }
 
+template <class T, bool kFlat>
+__device__ T* row_of(const View& v, int64_t row) {
+  return kFlat ? static_cast<T*>(v.data) + row * v.shape[2] : row_at<T>(v, row);
+}
+
 // A warp a token and head. Each lane reads all it needs of d_out before it writes da, which may be d_out.
-template <class T>
+template <class T, int kV, bool kFlat>
 __global__ void gated_sum_backward_kernel(View a, View gate_a, View b, View gate_b, View d_out, View da,
                                           View db, View dgate_a, View dgate_b, int64_t rows) {
-  const int64_t heads = a.shape[1], dv = a.shape[2],
-                row = blockIdx.x * int64_t(kThreads / 32) + threadIdx.x / 32;
+  const int heads = int(a.shape[1]), dv = int(a.shape[2]);
+  const int64_t row = blockIdx.x * int64_t(kThreads / 32) + threadIdx.x / 32;
   if (row >= rows) return;
   const int lane = threadIdx.x % 32;
-  const int64_t token = row / heads, head = row % heads;
+  const int64_t token = row / heads;
+  const int head = int(row - token * heads);
   float sum_a = 0, sum_b = 0;
-  const auto branch = [&](int64_t c, float g, const View& x, const View& gate, const View& dx,
+  const auto branch = [&](int c, const Vector<T, kV>& g, const View& x, const View& gate, const View& dx,
                           const View& dgate, float& sum) {
-    const float s = gate_at(gate, token, head, c, heads, dv),
-                dg = g * to_float(row_at<T>(x, row)[c]) * s * (1 - s);
-    row_at<T>(dx, row)[c] = from_float<T>(s * g);
-    if (gate.shape[1] == heads)
-      sum += dg;
-    else
-      row_at<float>(dgate, token)[head * dv + c] = dg;
+    const bool whole = gate.shape[1] == heads;
+    const auto value = load_vector<kV>(row_of<T, kFlat>(x, row) + c);
+    Vector<T, kV> d;
+    float s = 0;
+#pragma unroll
+    for (int j = 0; j < kV; ++j) {
+      if (j == 0 || !whole) s = gate_at(gate, token, head, c + j, heads, dv);
+      const float y = to_float(g.x[j]), dg = y * to_float(value.x[j]) * s * (1 - s);
+      d.x[j] = from_float<T>(s * y);
+      if (whole)
+        sum += dg;
+      else
+        row_at<float>(dgate, token)[head * dv + c + j] = dg;
+    }
+    store_vector(row_of<T, kFlat>(dx, row) + c, d);
   };
-  for (int64_t c = lane; c < dv; c += 32) {
-    const float g = to_float(row_at<T>(d_out, row)[c]);
+  for (int c = lane * kV; c < dv; c += 32 * kV) {
+    const auto g = load_vector<kV>(row_of<T, kFlat>(d_out, row) + c);
     branch(c, g, a, gate_a, da, dgate_a, sum_a);
     if (b.data) branch(c, g, b, gate_b, db, dgate_b, sum_b);
   }
@@ -108,12 +137,13 @@ int hysparse_cuda_swiglu(hysparse_view gate, hysparse_view up, hysparse_view h, 
   if (total == 0) return HYSPARSE_OK;
   const bool ok = with_type(h->dtype, [&](auto t) {
     using T = decltype(t);
-    constexpr int kV = 16 / sizeof(T);
-    if (vectors_fit(kV, *gate, *up, *h))
-      swiglu_kernel<T, kV>
-          <<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(*gate, *up, *h, total / kV);
-    else
-      swiglu_kernel<T, 1><<<grid_for(total, kThreads), kThreads, 0, stream>>>(*gate, *up, *h, total);
+    with_layout<16 / sizeof(T)>(
+        [&](auto width, auto is_flat) {
+          constexpr int kV = decltype(width)::value;
+          swiglu_kernel<T, kV, decltype(is_flat)::value>
+              <<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(*gate, *up, *h, total / kV);
+        },
+        *gate, *up, *h);
   });
   return ok ? launched("swiglu") : unsupported_dtype("swiglu");
 }
@@ -127,13 +157,14 @@ int hysparse_cuda_swiglu_backward(hysparse_view gate, hysparse_view up, hysparse
   if (total == 0) return HYSPARSE_OK;
   const bool ok = with_type(dh->dtype, [&](auto t) {
     using T = decltype(t);
-    constexpr int kV = 16 / sizeof(T);
-    if (vectors_fit(kV, *gate, *up, *dh, *dgate, *dup))
-      swiglu_backward_kernel<T, kV><<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(
-          *gate, *up, *dh, *dgate, *dup, total / kV);
-    else
-      swiglu_backward_kernel<T, 1>
-          <<<grid_for(total, kThreads), kThreads, 0, stream>>>(*gate, *up, *dh, *dgate, *dup, total);
+    with_layout<16 / sizeof(T)>(
+        [&](auto width, auto is_flat) {
+          constexpr int kV = decltype(width)::value;
+          swiglu_backward_kernel<T, kV, decltype(is_flat)::value>
+              <<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(*gate, *up, *dh, *dgate, *dup,
+                                                                        total / kV);
+        },
+        *gate, *up, *dh, *dgate, *dup);
   });
   return ok ? launched(op) : unsupported_dtype(op);
 }
@@ -144,8 +175,16 @@ int hysparse_cuda_gated_sum(hysparse_view a, hysparse_view gate_a, hysparse_view
   if (a->rank != 3 || !same_shape(*a, *out)) return refuse("gated_sum", "shapes differ");
   if (total == 0) return HYSPARSE_OK;
   const bool ok = with_type(a->dtype, [&](auto t) {
-    gated_sum_kernel<decltype(t)><<<grid_for(total, kThreads), kThreads, 0, stream>>>(
-        *a, *gate_a, optional_view(b), optional_view(gate_b), *out, total);
+    using T = decltype(t);
+    const View other = optional_view(b);
+    with_layout<16 / sizeof(T)>(
+        [&](auto width, auto is_flat) {
+          constexpr int kV = decltype(width)::value;
+          gated_sum_kernel<T, kV, decltype(is_flat)::value>
+              <<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(
+                  *a, *gate_a, other, optional_view(gate_b), *out, total / kV);
+        },
+        *a, other, *out);
   });
   return ok ? launched("gated_sum") : unsupported_dtype("gated_sum");
 }
@@ -159,9 +198,16 @@ int hysparse_cuda_gated_sum_backward(hysparse_view a, hysparse_view gate_a, hysp
   if (a->rank != 3 || !same_shape(*a, *d_out)) return refuse(op, "shapes differ");
   if (rows == 0) return HYSPARSE_OK;
   const bool ok = with_type(a->dtype, [&](auto t) {
-    gated_sum_backward_kernel<decltype(t)><<<unsigned(ceil_div(rows, kThreads / 32)), kThreads, 0, stream>>>(
-        *a, *gate_a, optional_view(b), optional_view(gate_b), *d_out, *da, optional_view(db), *dgate_a,
-        optional_view(dgate_b), rows);
+    using T = decltype(t);
+    const View other = optional_view(b), d_other = optional_view(db);
+    with_layout<4>(
+        [&](auto width, auto is_flat) {
+          gated_sum_backward_kernel<T, decltype(width)::value, decltype(is_flat)::value>
+              <<<unsigned(ceil_div(rows, kThreads / 32)), kThreads, 0, stream>>>(
+                  *a, *gate_a, other, optional_view(gate_b), *d_out, *da, d_other, *dgate_a,
+                  optional_view(dgate_b), rows);
+        },
+        *a, other, *d_out, *da, d_other);
   });
   return ok ? launched(op) : unsupported_dtype(op);
 }

@@ -1,6 +1,7 @@
 // Products through cuBLASLt, and a plain kernel where it offers none (odd alignments).
 #include <cublasLt.h>
 
+#include <array>
 #include <map>
 #include <mutex>
 
@@ -36,16 +37,24 @@ __global__ void plain_kernel(View a, bool a_transposed, View b, bool b_transpose
 }
 
 // c = sum (+ bias) (+ c), rounded once.
-template <class Bias, class Out>
+template <class Bias, class Out, int kV, bool kFlat>
 __global__ void finish_kernel(View sum, View bias, View c, bool accumulate) {
-  const int64_t total = c.shape[0] * c.shape[1];
+  const int64_t total = c.shape[0] * c.shape[1] / kV;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * blockDim.x) {
-    Out* y = element_at<Out>(c, i);
-    float x = *element_at<float>(sum, i);
-    if (bias.data) x += to_float(static_cast<const Bias*>(bias.data)[i % c.shape[1]]);
-    if (accumulate) x += to_float(*y);
-    *y = from_float<Out>(x);
+    Out* y = element_at<Out, kFlat>(c, i * kV);
+    auto x = load_vector<kV>(element_at<float, kFlat>(sum, i * kV));
+    Vector<Out, kV> out;
+    if (accumulate) out = load_vector<kV>(y);
+    const Bias* b = bias.data ? static_cast<const Bias*>(bias.data) + i * kV % c.shape[1] : nullptr;
+#pragma unroll
+    for (int j = 0; j < kV; ++j) {
+      float z = x.x[j];
+      if (b) z += to_float(b[j]);
+      if (accumulate) z += to_float(out.x[j]);
+      out.x[j] = from_float<Out>(z);
+    }
+    store_vector(y, out);
   }
 }
 
@@ -53,24 +62,15 @@ cudaDataType type_of(int32_t dtype) {
   return dtype == HYSPARSE_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-// A handle a device, made at its first use.
-cublasLtHandle_t handle() {
-  static std::mutex mutex;
-  static std::map<int, cublasLtHandle_t> handles;
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
-  const std::lock_guard lock(mutex);
-  cublasLtHandle_t& h = handles[device];
-  if (!h && cublasLtCreate(&h) != CUBLAS_STATUS_SUCCESS) h = nullptr;
-  return h;
-}
-
 struct Product {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
-  cublasLtMatmulPreference_t preference = nullptr;
+  cublasLtMatmulAlgo_t algorithm{};
+  bool usable = false;
+  Product() = default;
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
   ~Product() {
-    if (preference) cublasLtMatmulPreferenceDestroy(preference);
     for (auto layout : {a, b, c})
       if (layout) cublasLtMatrixLayoutDestroy(layout);
     if (operation) cublasLtMatmulDescDestroy(operation);
@@ -82,19 +82,30 @@ uint32_t alignment_of(const View& v) {
   return uint32_t(bits & (~bits + 1));
 }
 
-// Row-major c = a b is column-major c^T = b^T a^T. False where cuBLASLt has no kernel.
-bool library_product(const View& a, bool a_transposed, const View& b, bool b_transposed, const View& c,
-                     int64_t depth, bool accumulate, void* workspace, size_t workspace_bytes,
-                     cudaStream_t stream, cublasStatus_t& status) {
-  status = CUBLAS_STATUS_SUCCESS;
-  cublasLtHandle_t lt = handle();
-  if (!lt) return false;
-  Product p;
+// All that the choice of an algorithm depends on.
+using Key = std::array<int64_t, 15>;
+Key key_of(int device, const View& a, bool a_transposed, const View& b, bool b_transposed, const View& c,
+           int64_t depth, size_t workspace_bytes) {
+  return {device,       c.shape[0],      c.shape[1],      depth,           a.stride[0],
+          b.stride[0],  c.stride[0],     a.dtype,         c.dtype,         a_transposed,
+          b_transposed, alignment_of(a), alignment_of(b), alignment_of(c), int64_t(workspace_bytes)};
+}
+
+// Row-major c = a b is column-major c^T = b^T a^T.
+void choose(cublasLtHandle_t lt, const View& a, bool a_transposed, const View& b, bool b_transposed,
+            const View& c, int64_t depth, size_t workspace_bytes, Product& p) {
+  struct Preference {
+    cublasLtMatmulPreference_t handle = nullptr;
+    ~Preference() {
+      if (handle) cublasLtMatmulPreferenceDestroy(handle);
+    }
+  } preference;
   const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& x) {
     return cublasLtMatmulDescSetAttribute(p.operation, name, &x, sizeof x) == CUBLAS_STATUS_SUCCESS;
   };
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& x) {
-    return cublasLtMatmulPreferenceSetAttribute(p.preference, name, &x, sizeof x) == CUBLAS_STATUS_SUCCESS;
+    return cublasLtMatmulPreferenceSetAttribute(preference.handle, name, &x, sizeof x) ==
+           CUBLAS_STATUS_SUCCESS;
   };
   const auto layout = [](cublasLtMatrixLayout_t& l, const View& v, uint64_t rows, uint64_t columns) {
     return cublasLtMatrixLayoutCreate(&l, type_of(v.dtype), rows, columns, v.stride[0]) ==
@@ -107,7 +118,7 @@ bool library_product(const View& a, bool a_transposed, const View& b, bool b_tra
   ok = ok && set(CUBLASLT_MATMUL_DESC_TRANSA, op_first) && set(CUBLASLT_MATMUL_DESC_TRANSB, op_second);
   ok = ok && layout(p.a, b, b_transposed ? k : m, b_transposed ? m : k) &&
        layout(p.b, a, a_transposed ? n : k, a_transposed ? k : n) && layout(p.c, c, m, n);
-  ok = ok && cublasLtMatmulPreferenceCreate(&p.preference) == CUBLAS_STATUS_SUCCESS;
+  ok = ok && cublasLtMatmulPreferenceCreate(&preference.handle) == CUBLAS_STATUS_SUCCESS;
   // Without split-K reductions, whose order a run might change.
   const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
   ok = ok && prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes) &&
@@ -116,16 +127,46 @@ bool library_product(const View& a, bool a_transposed, const View& b, bool b_tra
        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(a)) &&
        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(c)) &&
        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(c));
-  if (!ok) return false;
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
-  if (cublasLtMatmulAlgoGetHeuristic(lt, p.operation, p.a, p.b, p.c, p.c, p.preference, 1, &best, &found) !=
-          CUBLAS_STATUS_SUCCESS ||
-      found == 0)
+  p.usable = ok &&
+             cublasLtMatmulAlgoGetHeuristic(lt, p.operation, p.a, p.b, p.c, p.c, preference.handle, 1, &best,
+                                            &found) == CUBLAS_STATUS_SUCCESS &&
+             found > 0;
+  p.algorithm = best.algo;
+}
+
+// The handle and the chosen products of all devices; a choice costs more than many a product.
+struct Library {
+  std::mutex mutex;
+  std::map<int, cublasLtHandle_t> handles;
+  std::map<Key, Product> products;
+};
+constexpr size_t kMostProducts = 4096;
+
+// False where cuBLASLt has no kernel.
+bool library_product(const View& a, bool a_transposed, const View& b, bool b_transposed, const View& c,
+                     int64_t depth, bool accumulate, void* workspace, size_t workspace_bytes,
+                     cudaStream_t stream, cublasStatus_t& status) {
+  static Library library;
+  status = CUBLAS_STATUS_SUCCESS;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  const std::lock_guard lock(library.mutex);
+  cublasLtHandle_t& lt = library.handles[device];
+  if (!lt && cublasLtCreate(&lt) != CUBLAS_STATUS_SUCCESS) {
+    lt = nullptr;
     return false;
+  }
+  if (library.products.size() >= kMostProducts) library.products.clear();
+  const auto [found, fresh] = library.products.try_emplace(
+      key_of(device, a, a_transposed, b, b_transposed, c, depth, workspace_bytes));
+  Product& p = found->second;
+  if (fresh) choose(lt, a, a_transposed, b, b_transposed, c, depth, workspace_bytes, p);
+  if (!p.usable) return false;
   const float one = 1, beta = accumulate ? 1.0f : 0.0f;
   status = cublasLtMatmul(lt, p.operation, &one, b.data, p.a, a.data, p.b, &beta, c.data, p.c, c.data, p.c,
-                          &best.algo, workspace, workspace_bytes, stream);
+                          &p.algorithm, workspace, workspace_bytes, stream);
   return true;
 }
 
@@ -145,8 +186,6 @@ int hysparse_cuda_matmul(hysparse_view a, int32_t a_transposed, hysparse_view b,
   if (b->shape[b_transposed ? 1 : 0] != depth || c->shape[0] != a->shape[a_transposed ? 1 : 0] ||
       c->shape[1] != b->shape[b_transposed ? 0 : 1] || a->dtype != b->dtype)
     return refuse(op, "shapes or dtypes do not fit");
-  if (accumulate && c->dtype != HYSPARSE_DTYPE_F32)
-    return refuse(op, "accumulates in f32 only (hysparse_cuda_finish_product adds to narrower results)");
   if (c->shape[0] == 0 || c->shape[1] == 0) return HYSPARSE_OK;
   cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
   if (depth > 0 && library_product(*a, a_transposed != 0, *b, b_transposed != 0, *c, depth, accumulate != 0,
@@ -176,8 +215,13 @@ int hysparse_cuda_finish_product(hysparse_view sum, hysparse_view bias, hysparse
   bool ok = sum->dtype == HYSPARSE_DTYPE_F32;
   ok = ok && with_type(extra.data ? extra.dtype : HYSPARSE_DTYPE_F32, [&](auto t) {
          ok = with_type(c->dtype, [&](auto out) {
-           finish_kernel<decltype(t), decltype(out)>
-               <<<grid_for(total, 256), 256, 0, stream>>>(*sum, extra, *c, accumulate != 0);
+           with_layout<4>(
+               [&](auto width, auto is_flat) {
+                 constexpr int kV = decltype(width)::value;
+                 finish_kernel<decltype(t), decltype(out), kV, decltype(is_flat)::value>
+                     <<<grid_for(total / kV, 256), 256, 0, stream>>>(*sum, extra, *c, accumulate != 0);
+               },
+               *sum, *c);
          });
        });
   return ok ? launched(op) : unsupported_dtype(op);

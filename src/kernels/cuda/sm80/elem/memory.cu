@@ -37,6 +37,15 @@ int hysparse_cuda_copy(void* dst, const void* src, size_t bytes, hysparse_stream
   return check_cuda(e, "copy");
 }
 
+int hysparse_cuda_upload(void* dst, const void* host, size_t bytes, hysparse_stream stream) {
+  if (bytes == 0) return HYSPARSE_OK;
+  return check_cuda(cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, stream), "copy");
+}
+
+int hysparse_cuda_memory(size_t* free_bytes, size_t* total_bytes) {
+  return check_cuda(cudaMemGetInfo(free_bytes, total_bytes), "device memory");
+}
+
 int hysparse_cuda_synchronize(hysparse_stream stream) {
   return check_cuda(cudaStreamSynchronize(stream), "waiting for the GPU");
 }

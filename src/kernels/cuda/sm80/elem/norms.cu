@@ -6,7 +6,13 @@
 namespace hysparse::cuda {
 namespace {
 
-constexpr int kThreads = 256, kChunkRows = 32;
+constexpr int kThreads = 256;
+constexpr int kShortRow = 1024;  // rows up to here go to a warp each
+
+// Rows a CTA of the backward pass takes.
+int chunk_rows(int64_t width) {
+  return width <= kShortRow ? 128 : 16;
+}
 
 __device__ float* rstd_at(const View& rstd,
                           int64_t row) {  // [n] or [n, heads], as the rows that it belongs to
@@ -53,51 +59,92 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// dx = rstd (dy w - x rstd^2 mean(dy w x)); a CTA takes kChunkRows rows and leaves their share of dw in part
-// [chunks, width].
-template <class T, int kV>
-__global__ void __launch_bounds__(kThreads) backward_kernel(View x, View weight, View rstd, View dy, View dx,
-                                                            bool accumulate, float* part, int64_t rows) {
-  const int64_t width = x.shape[x.rank - 1], first = int64_t(blockIdx.x) * kChunkRows,
-                last = min(rows, first + kChunkRows);
+// dx = rstd (dy w - x rstd^2 mean(dy w x)). A CTA takes chunk_rows(width) rows, each warp one at a time where
+// rows are short, and leaves the rows' share of dw in part [chunks, width]: summed in registers, kPasses
+// vectors a thread.
+template <class T, int kV, int kPasses, bool kRowAWarp>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(View x, View weight, View rstd, View dy, View dx, bool accumulate, float* part,
+                    int64_t rows, int chunk) {
+  constexpr int kLanes = kRowAWarp ? 32 : kThreads, kGroups = kThreads / kLanes;
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, width = int(x.shape[x.rank - 1]);
+  const int64_t first = int64_t(blockIdx.x) * chunk, last = min(rows, first + chunk);
   const T* w = static_cast<const T*>(weight.data);
-  float* mine = part ? part + blockIdx.x * width : nullptr;
-  for (int64_t row = first; row < last; ++row) {
+  float dw[kPasses][kV] = {};
+  for (int64_t row = first + group; row < last; row += kGroups) {
     const T* in = row_at<T>(x, row);
     const T* g = row_at<T>(dy, row);
     T* out = row_at<T>(dx, row);
+    Vector<T, kV> a[kPasses], b[kPasses];
     float mean = 0;
-    for (int64_t c = threadIdx.x * kV; c < width; c += kThreads * kV) {
-      const auto a = load_vector<kV>(in + c), b = load_vector<kV>(g + c), u = load_vector<kV>(w + c);
 #pragma unroll
-      for (int j = 0; j < kV; ++j) mean += to_float(b.x[j]) * to_float(u.x[j]) * to_float(a.x[j]);
+    for (int i = 0; i < kPasses; ++i) {
+      const int c = (i * kLanes + lane) * kV;
+      if (c >= width) break;
+      a[i] = load_vector<kV>(in + c);
+      b[i] = load_vector<kV>(g + c);
+      const auto u = load_vector<kV>(w + c);
+#pragma unroll
+      for (int j = 0; j < kV; ++j) mean += to_float(b[i].x[j]) * to_float(u.x[j]) * to_float(a[i].x[j]);
     }
-    mean = cta_total(mean) / float(width);
+    mean = (kRowAWarp ? warp_total(mean) : cta_total(mean)) / float(width);
     const float r = *rstd_at(rstd, row), m = r * r * mean;
-    for (int64_t c = threadIdx.x * kV; c < width; c += kThreads * kV) {
-      const auto a = load_vector<kV>(in + c), b = load_vector<kV>(g + c), u = load_vector<kV>(w + c);
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int c = (i * kLanes + lane) * kV;
+      if (c >= width) break;
+      const auto u = load_vector<kV>(w + c);
       Vector<T, kV> d;
       if (accumulate) d = load_vector<kV>(out + c);
 #pragma unroll
       for (int j = 0; j < kV; ++j) {
-        const float step = r * (to_float(b.x[j]) * to_float(u.x[j]) - to_float(a.x[j]) * m);
-        if (mine) {
-          const float add = to_float(b.x[j]) * to_float(a.x[j]) * r;
-          mine[c + j] = row == first ? add : mine[c + j] + add;
-        }
+        const float p = to_float(a[i].x[j]), q = to_float(b[i].x[j]);
+        const float step = r * (q * to_float(u.x[j]) - p * m);
+        dw[i][j] += q * p * r;
         d.x[j] = from_float<T>(accumulate ? to_float(d.x[j]) + step : step);
       }
       store_vector(out + c, d);
     }
   }
+  if (!part) return;
+  __shared__ float shared[kRowAWarp ? kGroups * kShortRow : 1];
+  if constexpr (kRowAWarp) {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i)
+#pragma unroll
+      for (int j = 0; j < kV; ++j)
+        if (const int c = (i * kLanes + lane) * kV + j; c < width) shared[group * kShortRow + c] = dw[i][j];
+    __syncthreads();
+    for (int c = threadIdx.x; c < width; c += kThreads) {
+      float sum = 0;
+      for (int k = 0; k < kGroups; ++k) sum += shared[k * kShortRow + c];
+      part[int64_t(blockIdx.x) * width + c] = sum;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i)
+#pragma unroll
+      for (int j = 0; j < kV; ++j)
+        if (const int c = (i * kLanes + lane) * kV + j; c < width)
+          part[int64_t(blockIdx.x) * width + c] = dw[i][j];
+  }
 }
 
-__global__ void sum_chunks_kernel(const float* part, int64_t chunks, int64_t width, float* dw) {
-  const int64_t c = blockIdx.x * int64_t(kThreads) + threadIdx.x;
-  if (c >= width) return;
+// 32 columns a CTA; its warps take every 8th chunk, then their sums in order.
+__global__ void __launch_bounds__(kThreads)
+    sum_chunks_kernel(const float* part, int64_t chunks, int64_t width, float* dw) {
+  __shared__ float sums[kThreads / 32][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t c = blockIdx.x * 32ll + lane;
   float sum = 0;
-  for (int64_t i = 0; i < chunks; ++i) sum += part[i * width + c];
-  dw[c] += sum;
+  if (c < width)
+    for (int64_t i = warp; i < chunks; i += kThreads / 32) sum += part[i * width + c];
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || c >= width) return;
+  float total = 0;
+  for (int i = 0; i < kThreads / 32; ++i) total += sums[i][lane];
+  dw[c] += total;
 }
 
 }  // namespace
@@ -119,7 +166,7 @@ int hysparse_cuda_rmsnorm(hysparse_view x, hysparse_view delta, hysparse_view we
     constexpr int kV = 16 / sizeof(T);
     const auto run = [&](auto vector) {
       constexpr int kCount = decltype(vector)::value;
-      if (width <= 1024)
+      if (width <= kShortRow)
         forward_kernel<T, kCount, true><<<unsigned(ceil_div(rows, kThreads / 32)), kThreads, 0, stream>>>(
             *x, d, *weight, float(eps), *y, r, rows);
       else
@@ -135,7 +182,7 @@ int hysparse_cuda_rmsnorm(hysparse_view x, hysparse_view delta, hysparse_view we
 }
 
 size_t hysparse_cuda_rmsnorm_backward_workspace(int64_t rows, int64_t width) {
-  return size_t(ceil_div(rows, kChunkRows)) * size_t(width) * sizeof(float);
+  return size_t(ceil_div(rows, chunk_rows(width))) * size_t(width) * sizeof(float);
 }
 
 int hysparse_cuda_rmsnorm_backward(hysparse_view x, hysparse_view weight, hysparse_view rstd,
@@ -143,28 +190,52 @@ int hysparse_cuda_rmsnorm_backward(hysparse_view x, hysparse_view weight, hyspar
                                    hysparse_view dweight, void* workspace, size_t workspace_bytes,
                                    hysparse_stream stream) {
   constexpr const char* op = "rmsnorm_backward";
-  const int64_t rows = rows_of(*x), width = width_of(*x), chunks = ceil_div(rows, kChunkRows);
+  const int64_t rows = rows_of(*x), width = width_of(*x), chunks = ceil_div(rows, chunk_rows(width));
   const View dw = optional_view(dweight);
   if (rows == 0 || width == 0) return HYSPARSE_OK;
   if (!same_shape(*x, *dy) || !same_shape(*x, *dx)) return refuse(op, "shapes differ");
   if (dw.data && workspace_bytes < hysparse_cuda_rmsnorm_backward_workspace(rows, width))
     return refuse(op, "the workspace is too small");
   float* part = dw.data ? static_cast<float*>(workspace) : nullptr;
+  bool too_long = false;
   const bool ok = with_type(x->dtype, [&](auto t) {
     using T = decltype(t);
     constexpr int kV = 16 / sizeof(T);
+    const auto run = [&](auto vector, auto passes, auto row_a_warp) {
+      backward_kernel<T, decltype(vector)::value, decltype(passes)::value, decltype(row_a_warp)::value>
+          <<<unsigned(chunks), kThreads, 0, stream>>>(*x, *weight, *rstd, *dy, *dx, accumulate != 0, part,
+                                                      rows, chunk_rows(width));
+    };
+    const auto with_passes = [&](auto vector, auto row_a_warp) {
+      const int64_t a_pass = int64_t(decltype(vector)::value) * (decltype(row_a_warp)::value ? 32 : kThreads);
+      if (width <= a_pass)
+        run(vector, std::integral_constant<int, 1>{}, row_a_warp);
+      else if (width <= 2 * a_pass)
+        run(vector, std::integral_constant<int, 2>{}, row_a_warp);
+      else if (width <= 8 * a_pass)
+        run(vector, std::integral_constant<int, 8>{}, row_a_warp);
+      else if (width <= 32 * a_pass)
+        run(vector, std::integral_constant<int, 32>{}, row_a_warp);
+      else
+        too_long = true;
+    };
+    const auto with_vector = [&](auto vector) {
+      if (width <= kShortRow)
+        with_passes(vector, std::true_type{});
+      else
+        with_passes(vector, std::false_type{});
+    };
     if (vectors_fit(kV, *x, *weight, *dy, *dx))
-      backward_kernel<T, kV><<<unsigned(chunks), kThreads, 0, stream>>>(*x, *weight, *rstd, *dy, *dx,
-                                                                        accumulate != 0, part, rows);
+      with_vector(std::integral_constant<int, kV>{});
     else
-      backward_kernel<T, 1><<<unsigned(chunks), kThreads, 0, stream>>>(*x, *weight, *rstd, *dy, *dx,
-                                                                       accumulate != 0, part, rows);
+      with_vector(std::integral_constant<int, 1>{});
   });
   if (!ok) return unsupported_dtype(op);
+  if (too_long) return fail(HYSPARSE_UNSUPPORTED, std::string(op) + ": rows of " + std::to_string(width));
   if (int e = launched(op)) return e;
   if (part)
-    sum_chunks_kernel<<<unsigned(ceil_div(width, kThreads)), kThreads, 0, stream>>>(
-        part, chunks, width, static_cast<float*>(dw.data));
+    sum_chunks_kernel<<<unsigned(ceil_div(width, 32)), kThreads, 0, stream>>>(part, chunks, width,
+                                                                              static_cast<float*>(dw.data));
   return launched(op);
 }
 

@@ -52,7 +52,7 @@ __global__ void number_kernel(int32_t* index, int64_t n) {
 
 // Tokens sorted, their rows in order within each: the CTA of a token's first place sums its rows, a thread a
 // column.
-template <class T>
+template <class T, class G>
 __global__ void embedding_backward_kernel(const int32_t* token, const int32_t* row, int64_t n, View dy,
                                           View grad) {
   const int64_t first = blockIdx.x;
@@ -60,10 +60,10 @@ __global__ void embedding_backward_kernel(const int32_t* token, const int32_t* r
   if ((first > 0 && token[first - 1] == t) || t < 0 || t >= grad.shape[0]) return;
   for (int64_t c = blockIdx.y * int64_t(kThreads) + threadIdx.x; c < dy.shape[1];
        c += int64_t(gridDim.y) * kThreads) {
-    float* g = row_at<float>(grad, t) + c;
-    float sum = *g;
+    G* g = row_at<G>(grad, t) + c;
+    float sum = to_float(*g);
     for (int64_t i = first; i < n && token[i] == t; ++i) sum += to_float(row_at<T>(dy, row[i])[c]);
-    *g = sum;
+    *g = from_float<G>(sum);
   }
 }
 
@@ -85,42 +85,57 @@ SortMemory sort_memory(int64_t n) {
   return m;
 }
 
-template <class T>
-__global__ void rope_kernel(View x, const int32_t* position, View cos, View sin, float sign) {
-  const int64_t half = cos.shape[1], total = x.shape[0] * x.shape[1] * half;
-  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
+// kV pairs of a head a thread.
+template <class T, int kV, bool kFlat>
+__global__ void rope_kernel(View x, const int32_t* position, View cos, View sin, float sign, int64_t groups) {
+  const int half = int(cos.shape[1]), width = half / kV, heads = int(x.shape[1]);
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
        i += int64_t(gridDim.x) * kThreads) {
-    const int64_t c = i % half, row = i / half, token = row / x.shape[1];
-    T* p = row_at<T>(x, row);
-    const float a = row_at<float>(cos, position[token])[c], b = sign * row_at<float>(sin, position[token])[c];
-    const float first = to_float(p[c]), second = to_float(p[c + half]);
-    p[c] = from_float<T>(first * a - second * b);
-    p[c + half] = from_float<T>(second * a + first * b);
+    const int64_t row = i / width;
+    const int c = int(i - row * width) * kV;
+    T* p = (kFlat ? static_cast<T*>(x.data) + row * x.shape[2] : row_at<T>(x, row)) + c;
+    const int64_t at = position[row / heads];
+    const auto a = load_vector<kV>(static_cast<const float*>(cos.data) + at * cos.stride[0] + c),
+               b = load_vector<kV>(static_cast<const float*>(sin.data) + at * sin.stride[0] + c);
+    auto first = load_vector<kV>(p), second = load_vector<kV>(p + half);
+#pragma unroll
+    for (int j = 0; j < kV; ++j) {
+      const float u = to_float(first.x[j]), v = to_float(second.x[j]), s = sign * b.x[j];
+      first.x[j] = from_float<T>(u * a.x[j] - v * s);
+      second.x[j] = from_float<T>(v * a.x[j] + u * s);
+    }
+    store_vector(p, first);
+    store_vector(p + half, second);
   }
 }
 
-template <class T, int kV>
+template <class T, int kV, bool kFlat>
 __global__ void add_kernel(View a, View b, View y, int64_t total) {
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * kThreads) {
-    const auto x = load_vector<kV>(element_at<T>(a, i * kV)), z = load_vector<kV>(element_at<T>(b, i * kV));
+    const auto x = load_vector<kV>(element_at<T, kFlat>(a, i * kV)),
+               z = load_vector<kV>(element_at<T, kFlat>(b, i * kV));
     Vector<T, kV> sum;
 #pragma unroll
     for (int j = 0; j < kV; ++j) sum.x[j] = from_float<T>(to_float(x.x[j]) + to_float(z.x[j]));
-    store_vector(element_at<T>(y, i * kV), sum);
+    store_vector(element_at<T, kFlat>(y, i * kV), sum);
   }
 }
 
-template <class From, class To>
+template <class From, class To, int kV, bool kFlat>
 __global__ void cast_kernel(View src, View dst, int64_t total) {
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * kThreads) {
-    const From x = *element_at<From>(src, i);
-    To* y = element_at<To>(dst, i);
-    if constexpr (sizeof(To) == 8)
-      *y = sizeof(From) == 2 ? double(to_float(x)) : double(x);
-    else
-      *y = from_float<To>(to_float(x));
+    const auto x = load_vector<kV>(element_at<From, kFlat>(src, i * kV));
+    Vector<To, kV> y;
+#pragma unroll
+    for (int j = 0; j < kV; ++j) {
+      if constexpr (sizeof(To) == 8)
+        y.x[j] = sizeof(From) == 2 ? double(to_float(x.x[j])) : double(x.x[j]);
+      else
+        y.x[j] = from_float<To>(to_float(x.x[j]));
+    }
+    store_vector(element_at<To, kFlat>(dst, i * kV), y);
   }
 }
 
@@ -172,9 +187,13 @@ int hysparse_cuda_embedding_backward(hysparse_view tokens, hysparse_view dy, hys
       base + m.temporary, bytes, static_cast<const int32_t*>(tokens->data), sorted,
       static_cast<const int32_t*>(index), order, int(n), 0, 32, stream);
   if (int code = check_cuda(e, op)) return code;
-  const bool ok = with_type(dy->dtype, [&](auto t) {
-    const dim3 grid(unsigned(n), unsigned(std::min<int64_t>(ceil_div(dy->shape[1], kThreads), 64)));
-    embedding_backward_kernel<decltype(t)><<<grid, kThreads, 0, stream>>>(sorted, order, n, *dy, *grad);
+  const dim3 grid(unsigned(n), unsigned(std::min<int64_t>(ceil_div(dy->shape[1], kThreads), 64)));
+  bool ok = false;
+  with_type(dy->dtype, [&](auto t) {
+    ok = with_type(grad->dtype, [&](auto g) {
+      embedding_backward_kernel<decltype(t), decltype(g)>
+          <<<grid, kThreads, 0, stream>>>(sorted, order, n, *dy, *grad);
+    });
   });
   return ok ? launched(op) : unsupported_dtype(op);
 }
@@ -186,8 +205,16 @@ int hysparse_cuda_rope(hysparse_view x, const int32_t* position, hysparse_view c
     return refuse("rope", "the tables are wider than the heads");
   if (total == 0) return HYSPARSE_OK;
   const bool ok = with_type(x->dtype, [&](auto t) {
-    rope_kernel<decltype(t)><<<grid_for(total, kThreads), kThreads, 0, stream>>>(*x, position, *cos, *sin,
-                                                                                 inverse ? -1.0f : 1.0f);
+    using T = decltype(t);
+    const auto run = [&](auto width, auto is_flat) {
+      constexpr int kV = decltype(width)::value;
+      rope_kernel<T, kV, decltype(is_flat)::value><<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(
+          *x, position, *cos, *sin, inverse ? -1.0f : 1.0f, total / kV);
+    };
+    if (cos->shape[1] % 4 == 0 && vectors_fit(4, *x, *cos, *sin) && flat(*x))
+      run(std::integral_constant<int, 4>{}, std::true_type{});
+    else
+      run(std::integral_constant<int, 1>{}, std::false_type{});
   });
   return ok ? launched("rope") : unsupported_dtype("rope");
 }
@@ -198,11 +225,13 @@ int hysparse_cuda_add(hysparse_view a, hysparse_view b, hysparse_view y, hyspars
   if (total == 0) return HYSPARSE_OK;
   const bool ok = with_type(y->dtype, [&](auto t) {
     using T = decltype(t);
-    constexpr int kV = 16 / sizeof(T);
-    if (vectors_fit(kV, *a, *b, *y))
-      add_kernel<T, kV><<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(*a, *b, *y, total / kV);
-    else
-      add_kernel<T, 1><<<grid_for(total, kThreads), kThreads, 0, stream>>>(*a, *b, *y, total);
+    with_layout<16 / sizeof(T)>(
+        [&](auto width, auto is_flat) {
+          constexpr int kV = decltype(width)::value;
+          add_kernel<T, kV, decltype(is_flat)::value>
+              <<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(*a, *b, *y, total / kV);
+        },
+        *a, *b, *y);
   });
   return ok ? launched("add") : unsupported_dtype("add");
 }
@@ -214,8 +243,13 @@ int hysparse_cuda_cast(hysparse_view src, hysparse_view dst, hysparse_stream str
   bool ok = false;
   with_real(src->dtype, [&](auto from) {
     ok = with_real(dst->dtype, [&](auto to) {
-      cast_kernel<decltype(from), decltype(to)>
-          <<<grid_for(total, kThreads), kThreads, 0, stream>>>(*src, *dst, total);
+      with_layout<2>(
+          [&](auto width, auto is_flat) {
+            constexpr int kV = decltype(width)::value;
+            cast_kernel<decltype(from), decltype(to), kV, decltype(is_flat)::value>
+                <<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(*src, *dst, total / kV);
+          },
+          *src, *dst);
     });
   });
   return ok ? launched("cast") : unsupported_dtype("cast");

@@ -1,13 +1,14 @@
 // Cross entropy, AdamW, sum of squares, column sums.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/cuda/sm80/elem/launch.h"
 
 namespace hysparse::cuda {
 namespace {
 
-constexpr int kThreads = 512, kIgnore = -100, kSumCtas = 256;
+constexpr int kThreads = 512, kIgnore = -100, kSumCtas = 512;
 
 template <class Out>
 __global__ void __launch_bounds__(kThreads)
@@ -45,34 +46,47 @@ __global__ void __launch_bounds__(kThreads)
     dz[i] = from_float<Out>(real ? scale * (expf(z[i] - most) * inverse - (i == label ? 1.0f : 0.0f)) : NAN);
 }
 
-template <class T>
-__global__ void adamw_kernel(float* master, T* value, const float* grad, float* m, float* v,
-                             hysparse_cuda_adamw_settings s, float bias1, float bias2, int64_t n) {
+// kV weights a thread: T values, G gradients, M moments.
+template <class T, class G, class M, int kV>
+__global__ void adamw_kernel(float* master, T* value, const G* grad, M* m, M* v,
+                             hysparse_cuda_adamw_settings s, float bias1, float bias2, int64_t groups) {
   const float b1 = float(s.beta1), b2 = float(s.beta2), rest1 = float(1 - s.beta1),
-              rest2 = float(1 - s.beta2);
-  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < n; i += int64_t(gridDim.x) * kThreads) {
-    const float g = grad[i] * float(s.grad_scale);
-    const float m1 = b1 * m[i] + rest1 * g, v1 = b2 * v[i] + rest2 * g * g;
-    m[i] = m1;
-    v[i] = v1;
-    const float w = master[i];
-    const float next =
-        w - float(s.lr) * ((m1 / bias1) / (sqrtf(v1 / bias2) + float(s.eps)) + float(s.weight_decay) * w);
-    master[i] = next;
-    value[i] = from_float<T>(next);
+              rest2 = float(1 - s.beta2), scale = float(s.grad_scale), lr = float(s.lr), eps = float(s.eps),
+              decay = float(s.weight_decay);
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
+       i += int64_t(gridDim.x) * kThreads) {
+    const auto g = load_vector<kV>(grad + i * kV);
+    auto m_new = load_vector<kV>(m + i * kV), v_new = load_vector<kV>(v + i * kV);
+    auto w = load_vector<kV>(master + i * kV);
+    Vector<T, kV> narrow;
+#pragma unroll
+    for (int j = 0; j < kV; ++j) {
+      const float x = to_float(g.x[j]) * scale;
+      const float m1 = b1 * to_float(m_new.x[j]) + rest1 * x, v1 = b2 * to_float(v_new.x[j]) + rest2 * x * x;
+      m_new.x[j] = from_float<M>(m1);
+      v_new.x[j] = from_float<M>(v1);
+      w.x[j] -= lr * ((m1 / bias1) / (sqrtf(v1 / bias2) + eps) + decay * w.x[j]);
+      narrow.x[j] = from_float<T>(w.x[j]);
+    }
+    store_vector(m + i * kV, m_new);
+    store_vector(v + i * kV, v_new);
+    store_vector(master + i * kV, w);
+    if (static_cast<void*>(value) != static_cast<void*>(master)) store_vector(value + i * kV, narrow);
   }
 }
 
-template <class T>
-__global__ void squares_kernel(const T* x, int64_t n, double* part) {
+template <class T, int kV>
+__global__ void squares_kernel(const T* x, int64_t groups, double* part) {
   double sum = 0;
-  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < n; i += int64_t(gridDim.x) * kThreads) {
-    double y;
-    if constexpr (sizeof(T) == 2)
-      y = double(to_float(x[i]));
-    else
-      y = double(x[i]);
-    sum += y * y;
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
+       i += int64_t(gridDim.x) * kThreads) {
+    const auto v = load_vector<kV>(x + i * kV);
+    if constexpr (sizeof(T) == 8) {
+      for (int j = 0; j < kV; ++j) sum += v.x[j] * v.x[j];
+    } else {
+#pragma unroll
+      for (int j = 0; j < kV; ++j) sum += double(to_float(v.x[j])) * double(to_float(v.x[j]));
+    }
   }
   sum = cta_total(sum);
   if (threadIdx.x == 0) part[blockIdx.x] = sum;
@@ -124,16 +138,28 @@ int hysparse_cuda_adamw(hysparse_view master, hysparse_view value, hysparse_view
                         hysparse_view v, const hysparse_cuda_adamw_settings* s, hysparse_stream stream) {
   const int64_t n = rows_of(*master) * width_of(*master);
   if (n == 0) return HYSPARSE_OK;
-  for (const View* x : {master, grad, m, v})
-    if (x->dtype != HYSPARSE_DTYPE_F32) return unsupported_dtype("adamw");
+  if (master->dtype != HYSPARSE_DTYPE_F32 || m->dtype != v->dtype) return unsupported_dtype("adamw");
   const float bias1 = float(1 - std::pow(s->beta1, double(s->step))),
               bias2 = float(1 - std::pow(s->beta2, double(s->step)));
-  const bool ok = with_type(value->dtype, [&](auto t) {
+  bool ok = false;
+  const auto run = [&](auto t, auto g, auto moment) {
     using T = decltype(t);
-    adamw_kernel<T><<<grid_for(n, kThreads), kThreads, 0, stream>>>(
-        static_cast<float*>(master->data), static_cast<T*>(value->data),
-        static_cast<const float*>(grad->data), static_cast<float*>(m->data), static_cast<float*>(v->data), *s,
-        bias1, bias2, n);
+    using G = decltype(g);
+    using M = decltype(moment);
+    const auto launch = [&](auto width) {
+      constexpr int kV = decltype(width)::value;
+      adamw_kernel<T, G, M, kV><<<grid_for(n / kV, kThreads), kThreads, 0, stream>>>(
+          static_cast<float*>(master->data), static_cast<T*>(value->data), static_cast<const G*>(grad->data),
+          static_cast<M*>(m->data), static_cast<M*>(v->data), *s, bias1, bias2, n / kV);
+    };
+    if (n % 4 == 0 && vectors_fit(4, *master, *value, *grad, *m, *v))
+      launch(std::integral_constant<int, 4>{});
+    else
+      launch(std::integral_constant<int, 1>{});
+  };
+  with_type(value->dtype, [&](auto t) {
+    with_type(grad->dtype,
+              [&](auto g) { ok = with_type(m->dtype, [&](auto moment) { run(t, g, moment); }); });
   });
   return ok ? launched("adamw") : unsupported_dtype("adamw");
 }
@@ -147,7 +173,12 @@ int hysparse_cuda_sum_squares(hysparse_view x, hysparse_view out, void* workspac
   static_assert(kSumCtas * sizeof(double) <= HYSPARSE_CUDA_SUM_SQUARES_WORKSPACE && kSumCtas <= kThreads);
   const auto run = [&](auto t) {
     using T = decltype(t);
-    squares_kernel<T><<<ctas, kThreads, 0, stream>>>(static_cast<const T*>(x->data), n, part);
+    constexpr int kV = 16 / sizeof(T);
+    const T* data = static_cast<const T*>(x->data);
+    if (n % kV == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0)
+      squares_kernel<T, kV><<<ctas, kThreads, 0, stream>>>(data, n / kV, part);
+    else
+      squares_kernel<T, 1><<<ctas, kThreads, 0, stream>>>(data, n, part);
   };
   if (x->dtype == HYSPARSE_DTYPE_F64)
     run(double{});

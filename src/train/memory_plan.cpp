@@ -1,0 +1,108 @@
+#include "train/memory_plan.h"
+
+#include "base/error.h"
+
+namespace hysparse {
+namespace {
+
+DType compute_of(const TrainConfig& t) {
+  return t.dtype == TrainDType::bf16 ? DType::bf16 : t.dtype == TrainDType::f32 ? DType::f32 : DType::f64;
+}
+
+std::string gigabytes(int64_t bytes) {
+  return fmt::format("{:.2f} GB", static_cast<double>(bytes) / 1e9);
+}
+
+// The settings that take less, from the least change of speed on.
+std::vector<std::pair<std::string, RunConfig>> smaller(const RunConfig& config) {
+  std::vector<std::pair<std::string, RunConfig>> list;
+  RunConfig c = config;
+  std::string said;
+  const auto change = [&](const std::string& what) {
+    said += (said.empty() ? "" : " and ") + what;
+    list.emplace_back(said, c);
+  };
+  if (c.train.state_dtype == StateDType::f32 && c.train.dtype == TrainDType::bf16) {
+    c.train.state_dtype = StateDType::bf16;
+    change("train.state_dtype=bf16");
+  }
+  if (c.train.recompute == Recompute::none) {
+    c.train.recompute = Recompute::selective;
+    change("train.recompute=selective");
+  }
+  if (c.train.recompute == Recompute::selective) {
+    c.train.recompute = Recompute::layer;
+    const size_t at = said.find("train.recompute=selective");
+    if (at != std::string::npos) said.erase(at > 5 ? at - 5 : at);
+    change("train.recompute=layer");
+  }
+  if (c.train.micro_rows() > 1) {
+    c.train.micro_batch_size = 1;
+    change("train.micro_batch_size=1");
+  }
+  return list;
+}
+
+}  // namespace
+
+WeightOptions weight_options(const TrainConfig& config) {
+  return {.compute = compute_of(config),
+          .training = true,
+          .narrow_gradients = config.state_dtype == StateDType::bf16};
+}
+
+MemoryPlan plan_memory(const RunConfig& config, const Ops& ops) {
+  const TrainConfig& t = config.train;
+  const ModelConfig& m = config.model;
+  const int64_t tokens = std::min(t.micro_rows(), t.global_batch_size) * t.seq_len;
+  MemoryPlan plan;
+  plan.training =
+      training_memory(m, tokens, {compute_of(t), weight_options(t).narrow_gradients, ops.chunk_bytes()});
+  if (ops.memory().device() != DeviceKind::cpu) {
+    // dQ in f32, block scores of a chunk of queries, index lists of selections, products.
+    plan.workspace = tokens * m.num_attention_heads * m.d() * 4 + ops.chunk_bytes() + (int64_t(512) << 20);
+    for (const LayerPlanEntry& e : build_layer_plan(m))
+      if (e.emits_scores) plan.workspace += tokens * m.kv_heads() * m.entries() * (4 + 3 * 8);
+  }
+  plan.total = plan.training.total(static_cast<int>(t.recompute)) + plan.workspace;
+  return plan;
+}
+
+std::string memory_table(const RunConfig& config, const MemoryPlan& plan) {
+  const auto policy = static_cast<int>(config.train.recompute);
+  const TrainingMemory& m = plan.training;
+  std::string out = "memory of the run:";
+  const auto line = [&](std::string_view name, int64_t bytes) {
+    out += fmt::format("\n  {:<34}{:>12}", name, gigabytes(bytes));
+  };
+  line("weights and masters", m.weights);
+  line("gradients", m.gradients);
+  line("AdamW moments", m.optimizer);
+  line(fmt::format("activations (recompute {})", enum_name(config.train.recompute)), m.activations[policy]);
+  line("a layer's backward", m.working[policy] + m.shared_gradients);
+  line("residual stream, head", m.head);
+  line("workspace", plan.workspace);
+  line("all", plan.total);
+  return out;
+}
+
+void check_memory(const RunConfig& config, const Runtime& rt) {
+  if (rt.memory.device() == DeviceKind::cpu) return;
+  const MemoryPlan plan = plan_memory(config, rt.ops);
+  const auto available = static_cast<int64_t>(std::min<size_t>(rt.memory.available(), INT64_MAX));
+  log(rt.log, LogLevel::info, memory_table(config, plan) + fmt::format(" of {}", gigabytes(available)));
+  if (plan.total <= available) return;
+  std::string hint = "take a shorter train.seq_len or a smaller model";
+  for (const auto& [what, c] : smaller(config)) {
+    const int64_t total = plan_memory(c, rt.ops).total;
+    if (total > available) continue;
+    hint = fmt::format("set {}: that takes {}", what, gigabytes(total));
+    break;
+  }
+  throw input_error(
+      "train",
+      fmt::format("the run takes {} of GPU memory, {} are free", gigabytes(plan.total), gigabytes(available)),
+      hint);
+}
+
+}  // namespace hysparse
