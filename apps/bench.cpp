@@ -19,7 +19,8 @@ struct Flags {
   std::vector<std::string> configs;
   std::vector<std::string> sets;
   std::string json;
-  bool twin = false;
+  bool twin = false, list_kernels = false;
+  int capability = 0;
   CLI::Option *context_option = nullptr, *attention_option = nullptr;
   BenchSettings settings;
   std::string weights = "dtype";
@@ -65,11 +66,40 @@ void run_attention(Runtime& rt, const BenchSettings& settings, BenchReport& repo
                 {row.ratio}});
 }
 
+DType dtype_of(const std::string& name) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f64})
+    if (name == name_of(t)) return t;
+  throw expected_error("dtype", "f32, bf16 or f64", name);
+}
+
+std::vector<BenchModel> models_of(const Flags& f, const Log& log) {
+  std::vector<std::string> configs = f.configs;
+  if (configs.empty()) configs = {shipped_config("demo.json"), shipped_config("bench-30m.json")};
+  std::vector<BenchModel> models;
+  for (const std::string& path : configs) {
+    const RunConfig config = load_run_config(path, f.sets, log);
+    const auto& kind = config.model.attention;
+    models.push_back({std::filesystem::path(path).stem().string(),
+                      kind ? std::string(enum_name(*kind)) : "as in layer_types", config});
+    if (!f.twin) continue;
+    models.push_back(models.back());
+    models.back().attention = "full";
+    models.back().config.model = twin(models.back().config.model, AttentionKind::full);
+  }
+  return models;
+}
+
+void list(const Flags& f) {
+  for (const BenchModel& m : models_of(f, stderr_log()))
+    list_kernels(m, f.device.device, dtype_of(f.device.dtype), f.capability);
+}
+
 void run(const Flags& f) {
   std::vector<std::string> parts = f.parts;
   if (parts.empty() || std::count(parts.begin(), parts.end(), "all"))
     parts = {"kernels", "attention", "train", "prefill", "decode"};
   const auto wants = [&](const char* part) { return std::count(parts.begin(), parts.end(), part) > 0; };
+  if (f.list_kernels) return list(f);
   if (!f.json.empty()) AtomicFile writable(f.json);  // known before minutes of measuring
   exit_when_interrupted();
   CommandMachine machine(f.device);
@@ -81,19 +111,7 @@ void run(const Flags& f) {
     settings.attention_tokens = settings.context;
   BenchReport report(rt.ops.name(), f.device.dtype, rt.pool.threads());
 
-  std::vector<std::string> configs = f.configs;
-  if (configs.empty()) configs = {shipped_config("demo.json"), shipped_config("bench-30m.json")};
-  std::vector<BenchModel> models;
-  for (const std::string& path : configs) {
-    const RunConfig config = load_run_config(path, f.sets, rt.log);
-    const auto& kind = config.model.attention;
-    models.push_back({std::filesystem::path(path).stem().string(),
-                      kind ? std::string(enum_name(*kind)) : "as in layer_types", config});
-    if (!f.twin) continue;
-    models.push_back(models.back());
-    models.back().attention = "full";
-    models.back().config.model = twin(models.back().config.model, AttentionKind::full);
-  }
+  const std::vector<BenchModel> models = models_of(f, rt.log);
 
   if (wants("kernels")) bench_kernels(rt, models.back(), settings, report);
   if (wants("gemm")) bench_gemm(rt, models.back(), settings, report);
@@ -143,6 +161,11 @@ void add_bench(CLI::App& app) {
                                     "longest sequence of the attention part, if not --context")
                            ->check(CLI::Range(1, 1 << 20))
                            ->capture_default_str();
+  c.add_flag("--list-kernels", f.list_kernels,
+             "measure nothing: print which kernel each attention operation takes for the configs' shapes");
+  c.add_option("--capability", f.capability,
+               "--list-kernels for a GPU that need not be here: 90 is compute capability 9.0")
+      ->check(CLI::Range(0, 999));
   c.add_flag("--step-profile", f.settings.step_profile,
              "train: one more step, its time by kernel family (each call is waited for)");
   c.add_option("--repeat", f.settings.repeats, "runs of each figure; the median counts")

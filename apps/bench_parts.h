@@ -27,6 +27,9 @@ struct BenchModel {
   RunConfig config;
 };
 
+// Prints which kernel each attention operation takes; capability 90: as on a GPU of compute capability 9.0,
+// which need not be here; 0: the one that is here.
+void list_kernels(const BenchModel& model, const std::string& device, DType compute, int capability);
 void bench_kernels(Runtime& rt, const BenchModel& model, const BenchSettings& settings, BenchReport& report);
 // The model's products beside oneDNN's own best; needs a build with oneDNN.
 void bench_gemm(Runtime& rt, const BenchModel& model, const BenchSettings& settings, BenchReport& report);

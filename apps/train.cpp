@@ -37,14 +37,11 @@ void run(const Flags& flags) {
   if (flags.out.empty()) throw expected_error("--out", "the name of a folder", "an empty one");
   const Log sink = stderr_log();
   TrainRequest request;
-  request.config = load_run_config(flags.config, flags.sets, sink);
   DeviceFlags device = flags.device;
-  if (flags.dtype->count() > 0)  // the flag wins over train.dtype
-    request.config = load_run_config(flags.config, [&] {
-      std::vector<std::string> sets = flags.sets;
-      sets.push_back("train.dtype=" + device.dtype);
-      return sets;
-    }());
+  std::vector<std::string> sets = flags.sets;
+  if (flags.dtype->count() > 0)
+    sets.push_back("train.dtype=" + device.dtype);  // the flag wins over train.dtype
+  request.config = load_run_config(flags.config, sets, sink);
   device.dtype = std::string(enum_name(request.config.train.dtype));
   check_run_folder(flags.out);
   CommandMachine machine(device);

@@ -96,3 +96,40 @@ class WindowBackward(_Backward):
 
     def run(self):
         _check(lib.hysparse_cuda_window_backward(C.byref(self.p), _stream()))
+
+
+class View(C.Structure):
+    """hysparse_cuda_view of hysparse/cuda_ops.h."""
+
+    _fields_ = [("data", C.c_void_p), ("dtype", C.c_int32), ("rank", C.c_int32), ("shape", C.c_int64 * 4), ("stride", C.c_int64 * 4)]
+
+
+_DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.int64: 4, torch.int32: 5}
+
+
+def view(t):
+    pad = [0] * (4 - t.dim())
+    return C.byref(View(t.data_ptr(), _DTYPES[t.dtype], t.dim(), (C.c_int64 * 4)(*t.shape, *pad), (C.c_int64 * 4)(*t.stride(), *pad)))
+
+
+class GatedSum:
+    """out = sigmoid(gate_a) a + sigmoid(gate_b) b: a, b [n, Hq, dv] bf16, gates [n, Hq] f32."""
+
+    def __init__(self, a, gate_a, b, gate_b):
+        self.keep, self.out = (a, gate_a, b, gate_b), torch.full_like(a, float("nan"))
+
+    def run(self):
+        a, gate_a, b, gate_b = self.keep
+        _check(lib.hysparse_cuda_gated_sum(view(a), view(gate_a), view(b), view(gate_b), view(self.out), _stream()))
+
+
+class GatedSumBackward:
+    def __init__(self, forward, d_out):
+        a, gate_a, b, gate_b = forward.keep
+        self.forward, self.d_out = forward, d_out
+        self.da, self.db, self.dgate_a, self.dgate_b = (torch.full_like(x, float("nan")) for x in (a, b, gate_a, gate_b))
+
+    def run(self):
+        a, gate_a, b, gate_b = self.forward.keep
+        _check(lib.hysparse_cuda_gated_sum_backward(view(a), view(gate_a), view(b), view(gate_b), view(self.d_out), view(self.da), view(self.db),
+                                                    view(self.dgate_a), view(self.dgate_b), _stream()))

@@ -32,6 +32,18 @@ HYSPARSE_API int hysparse_cuda_batch_create(int32_t sequences, const int32_t* cu
                                             hysparse_cuda_batch** out);
 HYSPARSE_API void hysparse_cuda_batch_destroy(hysparse_cuda_batch* batch);
 
+/* Which kernel an operation takes for a shape on a GPU of a compute capability (90: 9.0; 0: the current
+ * device), in words. op: attention, attention_select, attention_backward, sparse_attention,
+ * sparse_attention_backward, window_attention, window_attention_backward, decode, decode_sparse_layer; NULL
+ * for another one. */
+typedef struct {
+  int32_t q_heads, kv_heads, head_dim, v_head_dim;
+  int32_t block, entries; /* of the selection; entries 0: none */
+  int32_t bf16;           /* 0: f32 */
+} hysparse_cuda_shape;
+HYSPARSE_API const char* hysparse_cuda_kernel_name(const char* op, const hysparse_cuda_shape* shape,
+                                                   int32_t capability);
+
 /* A strided [rows, heads, dim] tensor; the last dimension is dense; strides count elements; 16-byte aligned
  * rows. */
 typedef struct {

@@ -47,6 +47,8 @@ HYSPARSE_API int hysparse_cuda_copy(void* dst, const void* src, size_t bytes, hy
 /* From ordinary (pageable) host memory, which may be reused on return; the GPU's work before it is not waited
  * for. */
 HYSPARSE_API int hysparse_cuda_upload(void* dst, const void* host, size_t bytes, hysparse_stream stream);
+HYSPARSE_API int hysparse_cuda_copy_on_device(void* dst, const void* src, size_t bytes,
+                                              hysparse_stream stream);
 /* Of the current device. */
 HYSPARSE_API int hysparse_cuda_memory(size_t* free_bytes, size_t* total_bytes);
 HYSPARSE_API int hysparse_cuda_synchronize(hysparse_stream stream);

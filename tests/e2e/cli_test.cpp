@@ -151,6 +151,9 @@ TEST_F(Cli, BadInputIsNamedAndExitsWithTwo) {
   expect_bad("generate --model " + path("run/model") + " --prompt a --device gpu", "cpu or cuda");
   expect_bad("generate --model " + path("run/model") + " --prompt a --device cuda --dtype f64",
              "f64 is the reference on the CPU");
+  const Result kernels = run("bench --list-kernels --config " + path("config.json"));
+  EXPECT_EQ(kernels.code, 0) << kernels.output;
+  EXPECT_NE(kernels.output.find("every operation: cpu/"), std::string::npos) << kernels.output;
   const Result no_library = run("generate --model " + path("run/model") + " --prompt a --device cuda",
                                 "env HYSPARSE_CUDA_LIBRARY=" + path("no-library.so") + " ");
   EXPECT_EQ(no_library.code, 1);

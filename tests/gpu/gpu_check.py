@@ -8,13 +8,14 @@ sys.path[:0] = [os.path.join(os.path.dirname(__file__), "../../python")]
 import check_attention
 import check_attention_backward
 import check_decode
+import check_models
 import check_sparse
 import check_sparse_layer
 
 
 def main():
     passed = failed = 0
-    for module in (check_attention, check_attention_backward, check_sparse, check_sparse_layer, check_decode):
+    for module in (check_attention, check_attention_backward, check_sparse, check_sparse_layer, check_decode, check_models):
         try:
             results = module.run()
         except Exception:

@@ -47,9 +47,6 @@ CudaLibrary open_library() {
                                 "program");
   HYSPARSE_CUDA_FUNCTIONS(HYSPARSE_RESOLVE)
 #undef HYSPARSE_RESOLVE
-  int32_t devices = 0;
-  library.check(library.device_count(&devices), "CUDA");
-  if (devices == 0) throw failure("CUDA", "no GPU was found");
   return library;
 }
 
@@ -59,8 +56,19 @@ void CudaLibrary::check(int code, const char* what) const {
   if (code != HYSPARSE_OK) throw failure(what, last_error());
 }
 
-const CudaLibrary& cuda_library() {
+const CudaLibrary& cuda_library_alone() {
   static const CudaLibrary library = open_library();
+  return library;
+}
+
+const CudaLibrary& cuda_library() {
+  static const CudaLibrary& library = []() -> const CudaLibrary& {
+    const CudaLibrary& opened = cuda_library_alone();
+    int32_t devices = 0;
+    opened.check(opened.device_count(&devices), "CUDA");
+    if (devices == 0) throw failure("CUDA", "no GPU was found");
+    return opened;
+  }();
   return library;
 }
 

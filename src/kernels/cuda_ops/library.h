@@ -13,7 +13,7 @@ namespace hysparse {
 // The functions of the library that the operations call; `name` here is hysparse_cuda_<name> there.
 // clang-format off
 #define HYSPARSE_CUDA_FUNCTIONS(X)                                                                          \
-  X(last_error) X(version) X(device_count) X(allocate) X(free) X(memory) X(reserve) X(commit) X(release_range) X(zero) X(copy) X(upload)           \
+  X(last_error) X(version) X(device_count) X(allocate) X(free) X(memory) X(reserve) X(commit) X(release_range) X(zero) X(copy) X(copy_on_device) X(upload)           \
   X(synchronize) X(batch_create) X(batch_destroy) X(attention_workspace) X(attention)                       \
   X(attention_backward_workspace) X(attention_backward) X(selection_workspace) X(selection_create)          \
   X(selection_destroy) X(sparse_workspace) X(sparse_attention) X(sparse_backward_workspace)                 \
@@ -22,7 +22,7 @@ namespace hysparse {
   X(embedding_backward) X(rope) X(add) X(cast) X(gather_rows) X(rmsnorm) X(rmsnorm_backward_workspace)      \
   X(rmsnorm_backward) X(swiglu) X(swiglu_backward) X(gated_sum) X(gated_sum_backward) X(matmul)             \
   X(finish_product) X(column_sums) X(cross_entropy) X(adamw) X(sum_squares) X(plain_attention)              \
-  X(plain_attention_backward) X(select_blocks) X(random_scores)
+  X(plain_attention_backward) X(select_blocks) X(random_scores) X(kernel_name)
 // clang-format on
 
 struct CudaLibrary {
@@ -35,6 +35,8 @@ struct CudaLibrary {
   void check(int code, const char* what) const;
 };
 
+// The library without asking for a GPU.
+const CudaLibrary& cuda_library_alone();
 // Opens it once: $HYSPARSE_CUDA_LIBRARY, else beside the program, in ../lib and ../cuda/lib of it, else where
 // the loader looks. Throws Error(failure) saying what is missing: the library, a symbol of it (another
 // version), a driver, a GPU.

@@ -25,7 +25,11 @@ class CudaMemory final : public Memory {
   }
   void from_host(void* dst, const void* host, size_t bytes) override { move(dst, host, bytes); }
   void to_host(void* host, const void* src, size_t bytes) override { move(host, src, bytes); }
-  void copy(void* dst, const void* src, size_t bytes) override { move(dst, src, bytes); }
+  void copy(void* dst, const void* src, size_t bytes) override {
+    if (managed_) return move(dst, src, bytes);
+    const CudaLibrary& cuda = cuda_library();
+    cuda.check(cuda.copy_on_device(dst, src, bytes, nullptr), "GPU memory");
+  }
   void* reserve(size_t bytes) override {
     void* range = nullptr;
     if (!managed_ && cuda_library().reserve(bytes, &range) != HYSPARSE_OK) range = nullptr;

@@ -48,6 +48,10 @@ __device__ inline T* element_at(const View& v, int64_t i) {
   const int64_t width = v.shape[v.rank - 1];
   return row_at<T>(v, i / width) + i % width;
 }
+// i / d for i < limit: in 32 bits where the limit allows.
+__device__ inline int64_t short_ratio(int64_t i, int d, int64_t limit) {
+  return limit <= INT32_MAX ? int64_t(unsigned(i) / unsigned(d)) : i / d;
+}
 // Whether no (present) view has gaps between its rows.
 template <class... Views>
 bool flat(const Views&... views) {

@@ -57,8 +57,8 @@ __global__ void gated_sum_kernel(View a, View gate_a, View b, View gate_b, View 
   const int heads = int(a.shape[1]), dv = int(a.shape[2]), width = dv / kV;
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
        i += int64_t(gridDim.x) * kThreads) {
-    const int64_t row = kFlat ? int64_t(uint64_t(i) / unsigned(width)) : i / width;
-    const int c = int(i - row * width) * kV, token = int(row / heads), head = int(row) - token * heads;
+    const int64_t row = short_ratio(i, width, groups), token = short_ratio(row, heads, groups);
+    const int c = int(i - row * width) * kV, head = int(row - token * heads);
     const auto x = load_vector<kV>(element_at<T, kFlat>(a, i * kV));
     Vector<T, kV> y;
     if (b.data) y = load_vector<kV>(element_at<T, kFlat>(b, i * kV));
@@ -91,7 +91,7 @@ __global__ void gated_sum_backward_kernel(View a, View gate_a, View b, View gate
   const int64_t row = blockIdx.x * int64_t(kThreads / 32) + threadIdx.x / 32;
   if (row >= rows) return;
   const int lane = threadIdx.x % 32;
-  const int64_t token = row / heads;
+  const int64_t token = short_ratio(row, heads, rows);
   const int head = int(row - token * heads);
   float sum_a = 0, sum_b = 0;
   const auto branch = [&](int c, const Vector<T, kV>& g, const View& x, const View& gate, const View& dx,

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 
+#include "kernels/cuda/sm80/elem/gemv.h"
 #include "kernels/cuda/sm80/elem/launch.h"
 
 namespace hysparse::cuda {
@@ -187,6 +188,10 @@ int hysparse_cuda_matmul(hysparse_view a, int32_t a_transposed, hysparse_view b,
       c->shape[1] != b->shape[b_transposed ? 0 : 1] || a->dtype != b->dtype)
     return refuse(op, "shapes or dtypes do not fit");
   if (c->shape[0] == 0 || c->shape[1] == 0) return HYSPARSE_OK;
+  if (depth > 0 && gemv_takes(*a, a_transposed != 0, *b, b_transposed != 0, *c)) {
+    gemv(*a, *b, *c, accumulate != 0, stream);
+    return launched(op);
+  }
   cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
   if (depth > 0 && library_product(*a, a_transposed != 0, *b, b_transposed != 0, *c, depth, accumulate != 0,
                                    workspace, workspace_bytes, stream, status)) {

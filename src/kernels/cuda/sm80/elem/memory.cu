@@ -42,6 +42,11 @@ int hysparse_cuda_upload(void* dst, const void* host, size_t bytes, hysparse_str
   return check_cuda(cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, stream), "copy");
 }
 
+int hysparse_cuda_copy_on_device(void* dst, const void* src, size_t bytes, hysparse_stream stream) {
+  if (bytes == 0) return HYSPARSE_OK;
+  return check_cuda(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, stream), "copy");
+}
+
 int hysparse_cuda_memory(size_t* free_bytes, size_t* total_bytes) {
   return check_cuda(cudaMemGetInfo(free_bytes, total_bytes), "device memory");
 }

@@ -91,10 +91,10 @@ __global__ void rope_kernel(View x, const int32_t* position, View cos, View sin,
   const int half = int(cos.shape[1]), width = half / kV, heads = int(x.shape[1]);
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
        i += int64_t(gridDim.x) * kThreads) {
-    const int64_t row = i / width;
+    const int64_t row = short_ratio(i, width, groups);
     const int c = int(i - row * width) * kV;
     T* p = (kFlat ? static_cast<T*>(x.data) + row * x.shape[2] : row_at<T>(x, row)) + c;
-    const int64_t at = position[row / heads];
+    const int64_t at = position[short_ratio(row, heads, groups)];
     const auto a = load_vector<kV>(static_cast<const float*>(cos.data) + at * cos.stride[0] + c),
                b = load_vector<kV>(static_cast<const float*>(sin.data) + at * sin.stride[0] + c);
     auto first = load_vector<kV>(p), second = load_vector<kV>(p + half);
