@@ -42,6 +42,16 @@ __device__ inline void mbarrier_wait(uint64_t* bar, uint32_t parity) {
       : "memory");
 }
 
+__device__ inline bool mbarrier_test(uint64_t* bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(smem_address(bar)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // ---- bulk tensor copy
 // -----------------------------------------------------------------------------------------------
 __device__ inline void tma_prefetch(const CUtensorMap* map) {

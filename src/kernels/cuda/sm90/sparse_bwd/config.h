@@ -31,7 +31,7 @@ struct Item {
   int32_t head, kv_row, live, slot;  // as in RowTable
 };
 
-// A producer warpgroup (one warp plans, one gathers q, one dO, one writes dQ) and two consumer warpgroups.
+// A producer warpgroup (one warp gathers q, one dO, one a stream plans) and two consumer warpgroups.
 // Small heads: each works on items of its own (a stream). Large heads (kColumns): both take every group and
 // own half of the columns each.
 template <int kD_, int kDV_>
@@ -40,7 +40,7 @@ struct Config {
   static constexpr bool kColumns = kD > 128 || kDV > 128;
   static constexpr int kStreams = kColumns ? 1 : 2;
   static constexpr int kThreads = 3 * 128;
-  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;  // of 3 x 168
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of 3 x 168
   static constexpr int kChunksD = (kD + 63) / 64, kChunksV = (kDV + 63) / 64;
   static constexpr int kChunk = 64 * 128;  // 64 rows of 64 columns
   static constexpr int kQBytes = kChunksD * kChunk, kOBytes = kChunksV * kChunk;

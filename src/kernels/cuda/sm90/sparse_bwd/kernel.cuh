@@ -65,6 +65,28 @@ struct Consumer {
       sync();
   }
 
+  // kCount columns from chunk0 on of this warp's rows, from q's place to the workspace.
+  template <int kCount>
+  __device__ __forceinline__ void write_dq(const RowTable& table, int buffer, int chunk0) {
+    constexpr int kUnits = kCount / 8, kSteps = 16 * kUnits / 32;  // of 16 bytes
+    const uint8_t* from = sm.base + buffer * C::kGroupBytes + chunk0 * C::kChunk;
+    int to[kSteps];
+    uint4 x[kSteps];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int y = warp * 16 + (lane + i * 32) / kUnits, unit = (lane + i * 32) % kUnits;
+      to[i] = table.partial[y];
+      x[i] = *reinterpret_cast<const uint4*>(from + unit / 8 * C::kChunk + y * 128 +
+                                             ((unit % 8) ^ (y % 8)) * 16);
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int unit = (lane + i * 32) % kUnits;
+      if (to[i] >= 0)
+        __stcs(reinterpret_cast<uint4*>(p.partial + int64_t(to[i]) * C::kD + chunk0 * 64 + unit * 8), x[i]);
+    }
+  }
+
   // 64 rows against the block of K and V at `k`.
   __device__ __forceinline__ void group(const Place<C>& place, const RowTable& table, uint32_t k) {
     const uint32_t q = smem_address(sm.base) + place.buffer * C::kGroupBytes, d_o = q + C::kQBytes;
@@ -158,41 +180,50 @@ struct Consumer {
       for (int i = 0; i < 4; ++i) Wgmma<kNd>::template rs<1>(dk, df[i], advance(b, i * 16 * 128), 1);
       wgmma_commit();
     }
-    wgmma_wait<1>();  // dV: its operands' registers are free
+    wgmma_wait<1>();  // dV: its operands' registers are free, and dO
     wgmma_fence_operand(dv);
+    mbarrier_arrive(&sm.o_empty[place.buffer]);
     constexpr int kParts = kNd == 128 ? 2 : 1, kNq = kNd / kParts;  // dQ at once or in halves
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const int chunk0 = kChunkD0 + part * (kNq / 64);
-      float dq[kNq / 2];
+    float dq[kNq / 2];
+    const auto issue_dq = [&](int part) {
       wgmma_fence_operand(dq);
       wgmma_fence();
-      const uint64_t a = descriptor_k_major(ds_tile),
-                     b = descriptor_mn_major(k + chunk0 * C::kChunk, C::kChunk);
+      const uint64_t a = descriptor_k_major(ds_tile);
+      const uint64_t b = descriptor_mn_major(k + (kChunkD0 + part * (kNq / 64)) * C::kChunk, C::kChunk);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         Wgmma<kNq>::template ss<1>(dq, advance(a, i * 32), advance(b, i * 16 * 128), i != 0);
       wgmma_commit();
-      wgmma_wait<0>();
-      wgmma_fence_operand(dq);
-      if (part == 0) {
-        wgmma_fence_operand(dk);
-        // dQ takes the place of q, once nobody reads that any more.
-        if (C::kColumns)
-          sync_both();
-        else
-          sync();
-      }
+    };
+    issue_dq(0);
+    wgmma_wait<0>();
+    wgmma_fence_operand(dq);
+    wgmma_fence_operand(dk);
+    // dQ goes out through this warp's rows of q, once nobody reads that any more.
+    if (C::kColumns)
+      sync_both();
+    else
+      sync();
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int chunk0 = kChunkD0 + part * (kNq / 64);
+      uint32_t x[kNq / 16][4];
+#pragma unroll
+      for (int j = 0; j < kNq / 4; ++j) x[j / 4][j % 4] = pack_bf16(dq[j * 2], dq[j * 2 + 1]);
+      if (part + 1 < kParts) issue_dq(part + 1);
       const uint32_t to = q + chunk0 * C::kChunk + (warp * 16 + m % 2 * 8 + i8) * 128;
 #pragma unroll
-      for (int j = 0; j < kNq / 8; j += 2) {
-        const uint32_t x[4] = {pack_bf16(dq[j * 4], dq[j * 4 + 1]), pack_bf16(dq[j * 4 + 2], dq[j * 4 + 3]),
-                               pack_bf16(dq[j * 4 + 4], dq[j * 4 + 5]),
-                               pack_bf16(dq[j * 4 + 6], dq[j * 4 + 7])};
-        store_matrices(to + j / 8 * C::kChunk + (((j % 8 + m / 2) ^ i8) * 16), x);
+      for (int j = 0; j < kNq / 8; j += 2)
+        store_matrices(to + j / 8 * C::kChunk + (((j % 8 + m / 2) ^ i8) * 16), x[j / 2]);
+      __syncwarp();
+      write_dq<kNq>(table, place.buffer, chunk0);
+      if (part + 1 < kParts) {
+        wgmma_wait<0>();
+        wgmma_fence_operand(dq);
       }
     }
-    mbarrier_arrive(&sm.done[place.buffer]);
+    mbarrier_arrive(&sm.q_empty[place.buffer]);
+    mbarrier_arrive(&sm.table_empty[place.table]);
   }
 
   template <int kCount>
@@ -295,19 +326,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_give<C::kProducerRegisters>();
-    switch (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0)) {
-      case 0:
-        Planner<C>(p, sm, item_base, item_first).run();
-        break;
-      case 1:
-        gather<C, false>(p, sm);
-        break;
-      case 2:
-        gather<C, true>(p, sm);
-        break;
-      default:
-        drain<C>(p, sm);
-    }
+    const int role = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (role == 0)
+      gather<C, false>(p, sm);
+    else if (role == 1)
+      gather<C, true>(p, sm);
+    else if (role - 2 < C::kStreams)
+      Planner<C>(p, sm, item_base, item_first, role - 2).run();
   } else {
     registers_take<C::kConsumerRegisters>();
     if (!C::kColumns || threadIdx.x < 256)
