@@ -16,9 +16,10 @@ constexpr int kMaxItemPairs = 12 * 64;
 struct GatherItem {
   int head, count;  // KV head within the pass; pairs, 0 = no more work
   int live;         // keys of the sequence from the block's first on
-  int base;         // position of the block's first key
-  int pair[kMaxItemPairs];
-  int token[kMaxItemPairs];
+  int pad;
+  uint32_t q[kMaxItemPairs];        // where the pair's first query row starts, in 16-byte units
+  uint32_t partial[kMaxItemPairs];  // its first row of the workspace
+  int limit[kMaxItemPairs];         // last key of the block that it sees; may lie behind the block
 };
 
 template <int kD_, int kDV_>
@@ -44,9 +45,9 @@ struct GatherParams {
   GatherIndex index;
   const int32_t* position;  // [tokens]
   const __nv_bfloat16* q;
-  int64_t q_stride_row, q_stride_head;
-  int ratio, ratio_shift;  // Hq / Hkv, a power of two, and its logarithm
-  int head0, heads;        // KV heads of this pass
+  uint32_t q_unit_row, q_unit_head;  // strides in units of 16 bytes
+  int ratio, ratio_shift;            // Hq / Hkv, a power of two, and its logarithm
+  int head0, heads;                  // KV heads of this pass
   float scale_log2;
   __nv_bfloat16* partial;  // [heads of the pass, tokens * slots, R, dv]
   float* partial_lse;      // [heads of the pass, tokens * slots, R], log2
@@ -112,12 +113,11 @@ struct GatherConsumer {
       const int unit = kRowsAStep * kUnits == 128 ? thread % kUnits : i % kUnits;
       const int t = row >> p.ratio_shift;
       const bool real = first + t < item.count && unit * 8 < C::kD;
-      const __nv_bfloat16* from = p.q;
-      if (real)
-        from += int64_t(item.token[first + t]) * p.q_stride_row +
-                int64_t((p.head0 + item.head) * p.ratio + (row & (p.ratio - 1))) * p.q_stride_head + unit * 8;
+      uint32_t from = 0;
+      if (real) from = item.q[first + t] + (row & (p.ratio - 1)) * p.q_unit_head + unit;
       const uint32_t to = to0 + (unit / 8 * 64 + row) * 128 + ((unit % 8) ^ (row % 8)) * 16;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(p.q + uint64_t(from) * 8),
+                   "r"(real ? 16 : 0)
                    : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -149,15 +149,15 @@ struct GatherConsumer {
       Wgmma<C::kN>::template ss<0>(s, descriptor_k_major(qa + c / 4 * (64 * 128) + c % 4 * 32),
                                    descriptor_k_major(ka + c / 4 * (C::kN * 128) + c % 4 * 32), c != 0);
     wgmma_commit();
-    const int64_t pass_row = int64_t(item.head) * p.index.tokens * p.index.slots;
-    int pair[2], row[2], limit[2];
+    int row[2], limit[2];
+    bool real[2];
     bool cut = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       row[r] = thread / 32 * 16 + lane / 4 + r * 8;
       const int at = first + (row[r] >> p.ratio_shift);
-      pair[r] = at < item.count ? item.pair[at] : -1;
-      limit[r] = pair[r] >= 0 ? p.position[item.token[at]] - item.base : C::kN;
+      real[r] = at < item.count;
+      limit[r] = real[r] ? item.limit[at] : C::kN;
       cut |= limit[r] < C::kN - 1;
     }
     wgmma_wait<0>();
@@ -189,8 +189,9 @@ struct GatherConsumer {
       }
       sum = quad_sum(sum);
       inverse[r] = 1.0f / sum;
-      if (lane % 4 == 0 && pair[r] >= 0)
-        p.partial_lse[(pass_row + pair[r]) * p.ratio + (row[r] & (p.ratio - 1))] = shift + log2f(sum);
+      if (lane % 4 == 0 && real[r])
+        p.partial_lse[item.partial[first + (row[r] >> p.ratio_shift)] + (row[r] & (p.ratio - 1))] =
+            shift + log2f(sum);
     }
 #pragma unroll
     for (int c = 0; c < C::kN / 16; ++c)
@@ -208,21 +209,24 @@ struct GatherConsumer {
     // passed the barrier.
     sync();
     uint8_t* out = q + buffer * C::kQBytes;
+    const int matrix = lane / 8, i8 = lane % 8;  // this lane addresses row i8 of matrix `matrix` of four
+    const uint32_t to = smem_address(out) + (thread / 32 * 16 + matrix % 2 * 8 + i8) * 128;
 #pragma unroll
-    for (int j = 0; j < C::kDV / 8; ++j)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        *reinterpret_cast<uint32_t*>(out + (j / 8 * 64 + row[r]) * 128 + ((j % 8) ^ (row[r] % 8)) * 16 +
-                                     lane % 4 * 4) =
-            pack_bf16(o[j * 4 + 2 * r] * inverse[r], o[j * 4 + 2 * r + 1] * inverse[r]);
+    for (int j = 0; j < C::kDV / 8; j += 2) {
+      const uint32_t x[4] = {pack_bf16(o[j * 4] * inverse[0], o[j * 4 + 1] * inverse[0]),
+                             pack_bf16(o[j * 4 + 2] * inverse[1], o[j * 4 + 3] * inverse[1]),
+                             pack_bf16(o[j * 4 + 4] * inverse[0], o[j * 4 + 5] * inverse[0]),
+                             pack_bf16(o[j * 4 + 6] * inverse[1], o[j * 4 + 7] * inverse[1])};
+      store_matrices(to + j / 8 * (64 * 128) + (((j % 8 + matrix / 2) ^ i8) * 16), x);
+    }
     __syncwarp();
     constexpr int kUnits = C::kDV / 8;
 #pragma unroll 4
     for (int x = lane; x < 16 * kUnits; x += 32) {
       const int y = thread / 32 * 16 + x / kUnits, j = x % kUnits, at = first + (y >> p.ratio_shift);
       if (at < item.count)
-        __stcs(reinterpret_cast<uint4*>(
-                   p.partial + ((pass_row + item.pair[at]) * p.ratio + (y & (p.ratio - 1))) * C::kDV + j * 8),
+        __stcs(reinterpret_cast<uint4*>(p.partial +
+                                        uint64_t(item.partial[at] + (y & (p.ratio - 1))) * C::kDV + j * 8),
                *reinterpret_cast<const uint4*>(out + (j / 8 * 64 + y) * 128 + ((j % 8) ^ (y % 8)) * 16));
     }
   }
@@ -276,10 +280,13 @@ __device__ __forceinline__ void gather_produce(const GatherParams& p, uint8_t* b
     }
     const BlockSpan span = p.index.spans[block];
     const int32_t* pairs = p.index.pairs + int64_t(p.head0 + head) * p.index.tokens * p.index.slots + first;
+    const uint32_t pass_pair = uint32_t(head) * uint32_t(p.index.tokens * p.index.slots);
+    const uint32_t head_unit = uint32_t((p.head0 + head) * p.ratio) * p.q_unit_head;
     for (int i = lane; i < count; i += 32) {
-      const int pair = pairs[i];
-      item.pair[i] = pair;
-      item.token[i] = pair / p.index.slots;
+      const int pair = pairs[i], token = pair / p.index.slots;
+      item.q[i] = uint32_t(token) * p.q_unit_row + head_unit;
+      item.partial[i] = (pass_pair + uint32_t(pair)) * uint32_t(p.ratio);
+      item.limit[i] = p.position[token] - span.position;
     }
     // Each lane publishes its own part of the table.
     if (lane != 0) {
@@ -288,7 +295,6 @@ __device__ __forceinline__ void gather_produce(const GatherParams& p, uint8_t* b
       item.head = head;
       item.count = count;
       item.live = span.live;
-      item.base = span.position;
       mbarrier_expect(&full[stage], C::kKBytes + C::kVBytes);
       for (int c = 0; c < C::kChunksD; ++c)
         tma_load_3d(base + C::kK + stage * C::kKBytes + c * C::kN * 128, &p.k, &full[stage], c * 64,

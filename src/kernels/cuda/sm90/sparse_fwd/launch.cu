@@ -53,6 +53,11 @@ int run(const hysparse_cuda_sparse_params& p, cudaStream_t stream) {
     return e;
   if (!p.selection->gathers) return HYSPARSE_OK;
 
+  // Rows of q are found by a 32-bit number of 16-byte units.
+  if (p.q.stride_row % 8 != 0 || p.q.stride_head % 8 != 0 || p.q.stride_row < 0 || p.q.stride_head < 0 ||
+      (int64_t(p.selection->batch->tokens) * p.q.stride_row + int64_t(p.q_heads) * p.q.stride_head) / 8 >
+          int64_t(UINT32_MAX))
+    return fail(HYSPARSE_UNSUPPORTED, "q: strides must be positive multiples of 8 and span at most 64 GiB");
   const Gather gather = find_gather(p.head_dim, p.v_head_dim);
   int device = 0, ctas = 0;
   if (int e = check_cuda(cudaGetDevice(&device), "device")) return e;
@@ -71,8 +76,8 @@ int run(const hysparse_cuda_sparse_params& p, cudaStream_t stream) {
                  p.selection->index,
                  p.selection->batch->position,
                  k.q,
-                 k.q_stride_row,
-                 k.q_stride_head,
+                 uint32_t(k.q_stride_row / 8),
+                 uint32_t(k.q_stride_head / 8),
                  k.ratio,
                  shift,
                  0,
