@@ -97,9 +97,16 @@ void list(const Flags& f) {
 void run(const Flags& f) {
   std::vector<std::string> parts = f.parts;
   if (parts.empty() || std::count(parts.begin(), parts.end(), "all"))
-    parts = {"kernels", "attention", "train", "prefill", "decode"};
+    parts = f.device.device == "cuda"
+                ? std::vector<std::string>{"train", "prefill", "decode"}
+                : std::vector<std::string>{"kernels", "attention", "train", "prefill", "decode"};
   const auto wants = [&](const char* part) { return std::count(parts.begin(), parts.end(), part) > 0; };
   if (f.list_kernels) return list(f);
+  for (const char* part : {"kernels", "gemm", "attention"})
+    if (f.device.device == "cuda" && wants(part))
+      throw input_error(
+          fmt::format("bench {}", part), "measures the CPU's kernels",
+          "./run gpu-check measures the GPU's; train, prefill and decode run with --device cuda");
   if (!f.json.empty()) AtomicFile writable(f.json);  // known before minutes of measuring
   exit_when_interrupted();
   CommandMachine machine(f.device);
@@ -128,6 +135,8 @@ void run(const Flags& f) {
   for (const std::string& path : f.configs) again += " --config " + path;
   for (const std::string& set : f.sets) again += " --set " + set;
   if (f.weights != "dtype") again += " --weights " + f.weights;
+  if (f.device.device != "cpu") again += " --device " + f.device.device;
+  if (wants("prefill")) again += fmt::format(" --chunk {}", settings.chunk);
   std::printf(
       "again: hysparse bench%s --dtype %s --threads %d --context %lld --attention-tokens %lld --repeat "
       "%d%s\n",

@@ -58,6 +58,20 @@ void transpose_into(const TensorView& from, int64_t first, const TensorView& to)
         target[(g * total + first + t) * wide + j] = static_cast<To>(source[(t * groups + g) * width + j]);
 }
 
+// Numbers of the computation, wherever they live, as f32 of the host.
+void as_f32(Runtime& rt, const TensorView& from, const TensorView& to) {
+  const HostCopy host(from, rt.memory);
+  const int64_t n = from.numel();
+  float* out = to.as<float>();
+  if (from.dtype == DType::f32) std::copy_n(host.view().as<float>(), n, out);
+  if (from.dtype == DType::f64)
+    std::transform(host.view().as<double>(), host.view().as<double>() + n, out,
+                   [](double x) { return static_cast<float>(x); });
+  if (from.dtype == DType::bf16)
+    std::transform(host.view().as<bf16>(), host.view().as<bf16>() + n, out,
+                   [](bf16 x) { return static_cast<float>(x); });
+}
+
 // Everything that is written, filled step by step.
 class Results {
  public:
@@ -81,18 +95,19 @@ class Results {
   }
   void take(Runtime& rt, int64_t first, const TensorView& logits, const Trace& trace) {
     const int64_t n = logits.dim(0);
-    rt.ops.cast(rt, {logits, logits_->rows(first, first + n)});
+    as_f32(rt, logits, logits_->rows(first, first + n));
     for (size_t i = 0; i < hidden_.size(); ++i)
-      rt.ops.cast(rt, {trace.hidden[i], hidden_[i]->rows(first, first + n)});
+      as_f32(rt, trace.hidden[i], hidden_[i]->rows(first, first + n));
     for (const auto& [layer, scores] : scores_) {
-      const TensorView& from = trace.block_scores.at(layer);
-      if (from.dtype == DType::f64)
-        transpose_into<double, float>(from, first, *scores);
+      const HostCopy from(trace.block_scores.at(layer), rt.memory);
+      if (from.view().dtype == DType::f64)
+        transpose_into<double, float>(from.view(), first, *scores);
       else
-        transpose_into<float, float>(from, first, *scores);
+        transpose_into<float, float>(from.view(), first, *scores);
     }
     for (const auto& [layer, selection] : selection_)
-      transpose_into<int32_t, int32_t>(trace.selection.at(layer), first, *selection);
+      transpose_into<int32_t, int32_t>(HostCopy(trace.selection.at(layer), rt.memory).view(), first,
+                                       *selection);
   }
   void write(const std::string& path, const std::string& mode, const std::string& dtype) const {
     std::vector<NamedTensor> tensors;
@@ -125,8 +140,9 @@ void check_row(const int32_t* row, int64_t entries, int64_t own, const std::stri
 // Selections of an earlier output, [T, Hkv, entries] again.
 class PinnedSelections {
  public:
-  PinnedSelections(const std::string& path, const ModelConfig& config, const LayerPlan& plan,
-                   int64_t tokens) {
+  // In `memory`.
+  PinnedSelections(const std::string& path, const ModelConfig& config, const LayerPlan& plan, int64_t tokens,
+                   Memory& memory) {
     const SafetensorsFile file(path);
     for (size_t i = 0; i < plan.size(); ++i) {
       if (!plan[i].emits_scores) continue;
@@ -139,14 +155,16 @@ class PinnedSelections {
                              "it must come from the same config and as many tokens");
       const Tensor stored(DType::i32, {heads, tokens, entries});
       file.read(name, stored);
-      tensors_.emplace_back(DType::i32, std::initializer_list<int64_t>{tokens, heads, entries});
+      const Tensor ordered(DType::i32, {tokens, heads, entries});
       for (int64_t g = 0; g < heads; ++g)
         for (int64_t t = 0; t < tokens; ++t) {
           check_row(stored.view().as<int32_t>() + (g * tokens + t) * entries, entries,
                     t / config.hysparse_block_size, fmt::format("{}: {}[{}, {}]", path, name, g, t));
           std::copy_n(stored.view().as<int32_t>() + (g * tokens + t) * entries, entries,
-                      tensors_.back().view().as<int32_t>() + (t * heads + g) * entries);
+                      ordered.view().as<int32_t>() + (t * heads + g) * entries);
         }
+      tensors_.emplace_back(DType::i32, std::initializer_list<int64_t>{tokens, heads, entries}, memory);
+      memory.from_host(tensors_.back().view().data, ordered.view().data, ordered.view().bytes());
       all_[static_cast<int>(i)] = tensors_.back().view();
     }
   }
@@ -197,7 +215,7 @@ void run(const Flags& flags) {
 
   std::unique_ptr<PinnedSelections> pinned;
   if (!flags.selection.empty())
-    pinned = std::make_unique<PinnedSelections>(flags.selection, config, plan, total);
+    pinned = std::make_unique<PinnedSelections>(flags.selection, config, plan, total, rt.memory);
   std::unique_ptr<PagedKv> cache;
   if (cached) {
     PagedKvOptions options;

@@ -154,6 +154,14 @@ Tensor::~Tensor() {
   if (memory_) memory_->release(view_.data, bytes_);
 }
 
+HostCopy::HostCopy(const TensorView& tensor, Memory& memory) : view_(tensor) {
+  if (memory.device() == DeviceKind::cpu) return;
+  HYSPARSE_CHECK(tensor.contiguous(), "a copy of a strided view {}", tensor.describe());
+  own_ = Tensor(tensor.dtype, {tensor.numel()});
+  view_.data = own_.view().data;
+  memory.to_host(view_.data, tensor.data, tensor.bytes());
+}
+
 // Pieces of host memory have borders under AddressSanitizer, and what is not handed out is forbidden.
 static bool watched(const Memory* memory) {
   return kBorder > 0 && memory == &host_memory();

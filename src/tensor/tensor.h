@@ -91,6 +91,17 @@ class Tensor {
   Memory* memory_ = nullptr;
 };
 
+// A contiguous tensor where the host can read it: the tensor itself, or a copy of one that lives on a device.
+class HostCopy {
+ public:
+  HostCopy(const TensorView& tensor, Memory& memory);
+  const TensorView& view() const { return view_; }
+
+ private:
+  Tensor own_;
+  TensorView view_;
+};
+
 // Bump allocator over growing slabs, or over one range of addresses where the memory offers that.
 // mark()/release() nest like a stack; memory is kept for reuse.
 class Arena {

@@ -39,18 +39,6 @@ Json state_json(const TrainState& s) {
   return j;
 }
 
-// A host copy of a tensor that may live on a device.
-struct HostCopy {
-  Tensor own;
-  TensorView view;
-  HostCopy(const TensorView& t, Memory& memory) : view(t) {
-    if (memory.device() == DeviceKind::cpu) return;
-    own = t.rank == 1 ? Tensor(t.dtype, {t.dim(0)}) : Tensor(t.dtype, {t.dim(0), t.dim(1)});
-    view = own.view();
-    memory.to_host(view.data, t.data, t.bytes());
-  }
-};
-
 std::map<std::string, std::string> step_metadata(const TrainState& s) {
   return {{"format", "pt"}, {"step", std::to_string(s.step)}};
 }
@@ -67,7 +55,7 @@ void write_weights(const fs::path& dir, const TrainState& state, Weights& weight
   std::vector<NamedTensor> tensors;
   for (Weight* w : weights.all()) copies.emplace_back(w->master, weights.memory());
   for (size_t i = 0; i < copies.size(); ++i)
-    tensors.push_back({weights.all()[i]->name, copies[i].view, copies[i].view.dtype});
+    tensors.push_back({weights.all()[i]->name, copies[i].view(), copies[i].view().dtype});
   write_safetensors_set(dir, tensors, size_t(5) << 30, step_metadata(state));
 }
 
@@ -79,8 +67,8 @@ void write_moments(const fs::path& dir, const TrainState& state, Weights& weight
     copies.emplace_back(slot.v, weights.memory());
   }
   for (size_t i = 0; i < copies.size(); ++i)
-    tensors.push_back({(i % 2 == 0 ? "m." : "v.") + optimizer.slots()[i / 2].weight->name, copies[i].view,
-                       copies[i].view.dtype});
+    tensors.push_back({(i % 2 == 0 ? "m." : "v.") + optimizer.slots()[i / 2].weight->name, copies[i].view(),
+                       copies[i].view().dtype});
   write_safetensors(dir / kOptimizerFile, tensors, step_metadata(state));
 }
 

@@ -151,6 +151,7 @@ TEST_F(Cli, BadInputIsNamedAndExitsWithTwo) {
   expect_bad("generate --model " + path("run/model") + " --prompt a --device gpu", "cpu or cuda");
   expect_bad("generate --model " + path("run/model") + " --prompt a --device cuda --dtype f64",
              "f64 is the reference on the CPU");
+  expect_bad("bench kernels --device cuda", "measures the CPU's kernels");
   const Result kernels = run("bench --list-kernels --config " + path("config.json"));
   EXPECT_EQ(kernels.code, 0) << kernels.output;
   EXPECT_NE(kernels.output.find("every operation: cpu/"), std::string::npos) << kernels.output;

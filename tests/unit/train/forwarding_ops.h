@@ -1,6 +1,8 @@
 // Operations that go to another backend; a test overrides the one it wants to spoil or watch.
 #pragma once
 
+#include <functional>
+
 #include "kernels/ops.h"
 
 namespace hysparse::tests {
@@ -12,7 +14,7 @@ class ForwardingOps : public Ops {
   Memory& memory() const override { return inner_.memory(); }
 #define HYSPARSE_FORWARD(op, Params)                     \
   void op(Runtime& rt, const Params& p) const override { \
-    inner_.op(rt, p);                                    \
+    around([&] { inner_.op(rt, p); });                   \
   }
   HYSPARSE_FORWARD(embedding, EmbeddingForward)
   HYSPARSE_FORWARD(embedding_backward, EmbeddingBackward)
@@ -46,6 +48,8 @@ class ForwardingOps : public Ops {
 #undef HYSPARSE_FORWARD
 
  protected:
+  // Runs a call; a test may do something before and after.
+  virtual void around(const std::function<void()>& call) const { call(); }
   const Ops& inner_;
 };
 

@@ -47,9 +47,12 @@ __global__ void swiglu_backward_kernel(View gate, View up, View dh, View dgate, 
   }
 }
 
-__device__ float gate_at(const View& gate, int64_t token, int64_t head, int64_t c, int64_t heads,
-                         int64_t dv) {
-  return sigmoid(row_at<float>(gate, token)[gate.shape[1] == heads ? head : head * dv + c]);
+// Row `token` of a gate or its gradient; both have two dimensions.
+__device__ float* gate_row(const View& gate, int64_t token) {
+  return static_cast<float*>(gate.data) + token * gate.stride[0];
+}
+__device__ float gate_at(const View& gate, int64_t token, int head, int c, int heads, int dv) {
+  return sigmoid(gate_row(gate, token)[gate.shape[1] == heads ? head : head * dv + c]);
 }
 
 template <class T, int kV, bool kFlat>
@@ -108,7 +111,7 @@ __global__ void gated_sum_backward_kernel(View a, View gate_a, View b, View gate
       if (whole)
         sum += dg;
       else
-        row_at<float>(dgate, token)[head * dv + c + j] = dg;
+        gate_row(dgate, token)[head * dv + c + j] = dg;
     }
     store_vector(row_of<T, kFlat>(dx, row) + c, d);
   };
@@ -120,8 +123,8 @@ __global__ void gated_sum_backward_kernel(View a, View gate_a, View b, View gate
   sum_a = warp_total(sum_a);
   sum_b = warp_total(sum_b);
   if (lane != 0) return;
-  if (gate_a.shape[1] == heads) row_at<float>(dgate_a, token)[head] = sum_a;
-  if (b.data && gate_b.shape[1] == heads) row_at<float>(dgate_b, token)[head] = sum_b;
+  if (gate_a.shape[1] == heads) gate_row(dgate_a, token)[head] = sum_a;
+  if (b.data && gate_b.shape[1] == heads) gate_row(dgate_b, token)[head] = sum_b;
 }
 
 }  // namespace
