@@ -1,4 +1,5 @@
-// A session whose model and cache live on a device that host code cannot read: the same logits as on the host.
+// A session whose model and cache live on a device that host code cannot read: the same logits as on the
+// host.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// A device on the CPU, for what must hold on a GPU: its memory can be touched while an operation runs or a copy is
-// made, and at no other time. Host code that reads a device tensor ends the test.
+// A device on the CPU, for what must hold on a GPU: its memory can be touched while an operation runs or a
+// copy is made, and at no other time. Host code that reads a device tensor ends the test.
 #pragma once
 
 #include <sys/mman.h>

@@ -49,7 +49,9 @@ class ForwardingOps : public Ops {
 
  protected:
   // Runs a call; a test may do something before and after.
-  virtual void around(const std::function<void()>& call) const { call(); }
+  virtual void around(const std::function<void()>& call) const {
+    call();
+  }
   const Ops& inner_;
 };
 
