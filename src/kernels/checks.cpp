@@ -457,4 +457,124 @@ DType check_args(const HeadLoss& a) {
   return t;
 }
 
+namespace {
+
+// Returns R.
+int64_t check_tables(const char* op, const ExpertTables& t) {
+  want(op, "offset", t.offset, DType::i32, {kAny});
+  want(op, "slot", t.slot, DType::i32, {kAny, kAny});
+  const int64_t rows = t.slot.dim(0) * t.slot.dim(1);
+  want(op, "source", t.source, DType::i32, {rows});
+  for (const TensorView* v : {&t.offset, &t.source, &t.slot}) want_contiguous(op, "tables", *v);
+  HYSPARSE_CHECK(t.experts() >= 1 && t.active() >= 1 && t.active() <= t.experts(), "{}: {} of {} experts", op,
+                 t.active(), t.experts());
+  return rows;
+}
+// k experts, not more than there are.
+void check_choice(const char* op, const TensorView& logits, const TensorView& experts) {
+  want(op, "experts", experts, DType::i32, {logits.dim(0), kAny});
+  want_contiguous(op, "experts", experts);
+  HYSPARSE_CHECK(experts.dim(1) >= 1 && experts.dim(1) <= logits.dim(1), "{}: {} of {} experts", op,
+                 experts.dim(1), logits.dim(1));
+}
+template <class W>
+void check_group(const char* op, DType t, const TensorView& x, const TensorView& y,
+                 const ExpertTables& tables, std::span<W> weights) {
+  const int64_t rows = check_tables(op, tables);
+  HYSPARSE_CHECK(std::ssize(weights) == tables.experts(), "{}: {} weights for {} experts", op, weights.size(),
+                 tables.experts());
+  const TensorView& first = weights[0].value;
+  want(op, "weights[0]", first, weights[0].scales ? DType::i8 : t, {kAny, kAny});
+  for (const Weight& w : weights) {
+    want(op, w.name.c_str(), w.value, first.dtype, {first.dim(0), first.dim(1)});
+    if (weights[0].scales) want_matrix(op, w, t, first.dim(1));
+  }
+  want(op, "x", x, t, {rows, first.dim(1)});
+  want(op, "y", y, t, {rows, first.dim(0)});
+}
+
+}  // namespace
+
+DType check_args(const RouteForward& a) {
+  const char* op = "route";
+  const DType acc = compute(op, "logits", a.logits);
+  HYSPARSE_CHECK(acc == accumulation_dtype(acc), "{}: logits in {}", op, name_of(acc));
+  want(op, "logits", a.logits, acc, {kAny, kAny});
+  want(op, "bias", a.bias, acc, {a.logits.dim(1)});
+  check_choice(op, a.logits, a.experts);
+  want(op, "weights", a.weights, acc, {a.logits.dim(0), a.experts.dim(1)});
+  return acc;
+}
+DType check_args(const RouteBackward& a) {
+  const char* op = "route_backward";
+  const DType acc = compute(op, "logits", a.logits);
+  HYSPARSE_CHECK(acc == accumulation_dtype(acc), "{}: logits in {}", op, name_of(acc));
+  want(op, "logits", a.logits, acc, {kAny, kAny});
+  check_batch(op, a.batch, a.logits.dim(0));
+  check_choice(op, a.logits, a.experts);
+  want(op, "dweights", a.dweights, acc, {a.logits.dim(0), a.experts.dim(1)});
+  maybe(op, "labels", a.labels, DType::i32, {a.logits.dim(0)});
+  HYSPARSE_CHECK(a.labels || (a.balance == 0 && a.z == 0), "{}: losses of the router without labels", op);
+  want_like(op, "dlogits", a.dlogits, a.logits);
+  return acc;
+}
+void check_args(const BuildExpertTables& a) {
+  const char* op = "expert_tables";
+  check_tables(op, a.tables);
+  const TensorView& slot = a.tables.slot;
+  HYSPARSE_CHECK(slot.numel() < (int64_t(1) << 31), "{}: {} assignments in one call", op, slot.numel());
+  want(op, "experts", a.experts, DType::i32, {slot.dim(0), slot.dim(1)});
+  want_contiguous(op, "experts", a.experts);
+  maybe(op, "labels", a.labels, DType::i32, {slot.dim(0)});
+  maybe(op, "load", a.load, DType::i64, {a.tables.experts()});
+}
+DType check_args(const ExpertGather& a) {
+  const char* op = "expert_gather";
+  const DType t = compute(op, "x", a.x);
+  const int64_t rows = check_tables(op, a.tables);
+  want(op, "x", a.x, t, {a.tables.slot.dim(0), kAny});
+  want(op, "y", a.y, t, {rows, a.x.dim(1)});
+  return t;
+}
+DType check_args(const ExpertSum& a) {
+  const char* op = "expert_sum";
+  const DType t = compute(op, "x", a.x);
+  want(op, "x", a.x, t, {check_tables(op, a.tables), kAny});
+  want(op, "y", a.y, t, {a.tables.slot.dim(0), a.x.dim(1)});
+  return t;
+}
+DType check_args(const GroupedLinear& a) {
+  const DType t = compute("grouped_linear", "x", a.x);
+  check_group("grouped_linear", t, a.x, a.y, a.tables, a.weights);
+  return t;
+}
+DType check_args(const GroupedLinearBackward& a) {
+  const char* op = "grouped_linear_backward";
+  const DType t = compute(op, "x", a.x);
+  check_group(op, t, a.x, a.dy, a.tables, a.weights);
+  HYSPARSE_CHECK(!a.weights[0].scales, "{}: int8 weights have no backward pass", op);
+  for (const Weight& w : a.weights)
+    maybe(op, "grad", w.grad, accumulation_dtype(t), {w.value.dim(0), w.value.dim(1)});
+  if (a.dx) want_like(op, "dx", a.dx, a.x);
+  return t;
+}
+DType check_args(const ExpertSwiglu& a) {
+  const char* op = "expert_swiglu";
+  const DType t = check_args(SwigluForward{a.gate, a.up, a.h});
+  const int64_t rows = check_tables(op, a.tables);
+  want(op, "gate", a.gate, t, {rows, kAny});
+  want(op, "weights", a.weights, accumulation_dtype(t), {a.tables.slot.dim(0), a.tables.slot.dim(1)});
+  want_contiguous(op, "weights", a.weights);
+  return t;
+}
+DType check_args(const ExpertSwigluBackward& a) {
+  const char* op = "expert_swiglu_backward";
+  const DType t = check_args(ExpertSwiglu{a.gate, a.up, a.tables, a.weights, a.dh});
+  want_like(op, "dgate", a.dgate, a.gate);
+  want_like(op, "dup", a.dup, a.gate);
+  want_like(op, "dweights", a.dweights, a.weights);
+  want_contiguous(op, "dweights", a.dweights);
+  return t;
+}
+
 }  // namespace hysparse

@@ -33,5 +33,14 @@ DType check_args(const CrossEntropy&);  // returns A
 DType check_args(const AdamW&);         // returns A
 void check_args(const SumSquares&);
 DType check_args(const HeadLoss&);
+DType check_args(const RouteForward&);   // returns A
+DType check_args(const RouteBackward&);  // returns A
+void check_args(const BuildExpertTables&);
+DType check_args(const ExpertGather&);
+DType check_args(const ExpertSum&);
+DType check_args(const GroupedLinear&);
+DType check_args(const GroupedLinearBackward&);
+DType check_args(const ExpertSwiglu&);
+DType check_args(const ExpertSwigluBackward&);
 
 }  // namespace hysparse

@@ -222,6 +222,92 @@ struct GatedSumBackward {
   TensorView dgate_a, dgate_b;      // as the gates, A
 };
 
+// ---- mixture of experts (spec section 7)
+//   E experts, k of them active a token, f: width of an expert. An assignment is one expert of one token; the
+//   R = n * k of them stand in the order of experts, those of an expert in the order of tokens.
+
+// s = sigmoid(logits). The k experts of largest s + bias (equal -> lower expert; a NaN comes last), in
+// ascending order. Their weights are s, without the bias, divided by (sum of the chosen s + 1e-20) where
+// `normalise`, times `scale`.
+struct RouteForward {
+  TensorView logits;  // [n, E] A
+  TensorView bias;    // [E] A
+  bool normalise;
+  double scale;
+  bool pinned;         // `experts` are given, and only the weights are made
+  TensorView experts;  // out [n, k] i32
+  TensorView weights;  // out [n, k] A
+};
+// The gradient at the logits: through the weights (none through the choice), and of two losses of the router
+// over the tokens that count, those whose label does. Of a sequence with m > 0 of them:
+//   balance  (1 / m) sum_e c_e sum_t s_te / sum_j s_tj * E / k, c_e its tokens that chose e: m if all is even
+//   z        sum_t logsumexp_e(logits_te)^2
+struct RouteBackward {
+  const RaggedBatch& batch;
+  TensorView logits, experts;  // as forward
+  bool normalise;
+  double scale;
+  TensorView dweights;  // [n, k] A
+  TensorView labels;    // [n] i32; needed where balance or z is not 0
+  double balance, z;    // factors of the two losses' gradients; 0: none
+  TensorView dlogits;   // out [n, E] A
+};
+// Where assignments stand: slot[t, j] is the row of the j-th expert of token t, source[row] = t * k + j; the
+// rows of expert e are offset[e] to offset[e + 1].
+struct ExpertTables {
+  TensorView offset;  // [E + 1] i32
+  TensorView source;  // [R] i32
+  TensorView slot;    // [n, k] i32
+  int64_t experts() const { return offset.dim(0) - 1; }
+  int64_t active() const { return slot.dim(1); }
+};
+struct BuildExpertTables {
+  TensorView experts;   // [n, k] i32, each in [0, E), distinct in a row
+  TensorView labels;    // optional [n] i32: which tokens `load` counts; empty: all
+  ExpertTables tables;  // out
+  TensorView load;      // optional [E] i64, += tokens of each expert
+};
+struct ExpertGather {  // y[row] = x[source[row] / k]
+  TensorView x;        // [n, h] T
+  ExpertTables tables;
+  TensorView y;  // [R, h] T
+};
+struct ExpertSum {  // y[t] = sum_j x[slot[t, j]] (+ y[t]), in A with one cast at the end
+  TensorView x;     // [R, h] T
+  ExpertTables tables;
+  TensorView y;  // [n, h] T
+  bool accumulate;
+};
+// y[row] = W_e x[row] for the rows of each expert e. Only the weights of experts that have rows are read.
+struct GroupedLinear {
+  TensorView x;  // [R, in] T
+  ExpertTables tables;
+  std::span<const Weight> weights;  // E of [out, in] T, or all i8 with scales
+  TensorView y;                     // [R, out] T
+};
+struct GroupedLinearBackward {
+  TensorView x;  // [R, in] T
+  ExpertTables tables;
+  std::span<Weight> weights;  // grad [out, in] A, +=; those of experts without rows are not touched
+  TensorView dy;              // [R, out] T
+  TensorView dx;              // optional [R, in] T, += when accumulate
+  bool accumulate;
+};
+struct ExpertSwiglu {   // h[row] = weights[source[row]] * silu(gate) * up
+  TensorView gate, up;  // [R, f] T
+  ExpertTables tables;
+  TensorView weights;  // [n, k] A
+  TensorView h;        // [R, f] T; may be gate or up
+};
+struct ExpertSwigluBackward {
+  TensorView gate, up;  // [R, f] T
+  ExpertTables tables;
+  TensorView weights;     // [n, k] A
+  TensorView dh;          // [R, f] T
+  TensorView dgate, dup;  // [R, f] T; may be dh, gate or up themselves
+  TensorView dweights;    // [n, k] A
+};
+
 // ---- loss and optimiser
 inline constexpr int32_t kIgnoreLabel = -100;
 
@@ -320,6 +406,18 @@ class Ops {
   virtual void cross_entropy(Runtime&, const CrossEntropy&) const = 0;
   virtual void adamw(Runtime&, const AdamW&) const = 0;
   virtual void sum_squares(Runtime&, const SumSquares&) const = 0;
+
+  // Mixture of experts: all of them or none, where experts() says no and each throws Error(input).
+  virtual bool experts() const { return false; }
+  virtual void route(Runtime&, const RouteForward&) const;
+  virtual void route_backward(Runtime&, const RouteBackward&) const;
+  virtual void expert_tables(Runtime&, const BuildExpertTables&) const;
+  virtual void expert_gather(Runtime&, const ExpertGather&) const;
+  virtual void expert_sum(Runtime&, const ExpertSum&) const;
+  virtual void grouped_linear(Runtime&, const GroupedLinear&) const;
+  virtual void grouped_linear_backward(Runtime&, const GroupedLinearBackward&) const;
+  virtual void expert_swiglu(Runtime&, const ExpertSwiglu&) const;
+  virtual void expert_swiglu_backward(Runtime&, const ExpertSwigluBackward&) const;
 
   virtual void attention_select(Runtime&, const AttentionSelect&) const;
   virtual void sparse_window_gated(Runtime&, const SparseWindowGated&) const;

@@ -60,6 +60,21 @@ class CpuOps final : public Ops {
     cpu_linear_group(rt, group, next);
   }
   void head_loss(Runtime& rt, const HeadLoss& p) const override { cpu_head_loss(rt, p); }
+
+  bool experts() const override { return true; }
+  void route(Runtime& rt, const RouteForward& p) const override { cpu_route(rt, p); }
+  void route_backward(Runtime& rt, const RouteBackward& p) const override { cpu_route_backward(rt, p); }
+  void expert_tables(Runtime& rt, const BuildExpertTables& p) const override { cpu_expert_tables(rt, p); }
+  void expert_gather(Runtime& rt, const ExpertGather& p) const override { cpu_expert_gather(rt, p); }
+  void expert_sum(Runtime& rt, const ExpertSum& p) const override { cpu_expert_sum(rt, p); }
+  void grouped_linear(Runtime& rt, const GroupedLinear& p) const override { cpu_grouped_linear(rt, p); }
+  void grouped_linear_backward(Runtime& rt, const GroupedLinearBackward& p) const override {
+    cpu_grouped_linear_backward(rt, p);
+  }
+  void expert_swiglu(Runtime& rt, const ExpertSwiglu& p) const override { cpu_expert_swiglu(rt, p); }
+  void expert_swiglu_backward(Runtime& rt, const ExpertSwigluBackward& p) const override {
+    cpu_expert_swiglu_backward(rt, p);
+  }
 };
 
 }  // namespace

@@ -192,18 +192,23 @@ HWY_INLINE V Sigmoid(V x) {
   return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e));
 }
 
+void SigmoidRow(const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) StorePart(Sigmoid(LoadPart(x + i, n - i)), y + i, n - i);
+}
+
 template <class T>
-void Swiglu(const T* gate, const T* up, T* h, int64_t n) {
+void Swiglu(const T* gate, const T* up, T* h, int64_t n, float factor) {
+  const V by = hn::Set(D(), factor);
   for (int64_t i = 0; i < n; i += kLanes) {
     const V g = LoadPart(gate + i, n - i), u = LoadPart(up + i, n - i);
-    StorePart(hn::Mul(hn::Mul(g, Sigmoid(g)), u), h + i, n - i);
+    StorePart(hn::Mul(hn::Mul(hn::Mul(g, Sigmoid(g)), u), by), h + i, n - i);
   }
 }
-void SwigluAny(const void* gate, const void* up, void* h, DType type, int64_t n) {
+void SwigluAny(const void* gate, const void* up, void* h, DType type, int64_t n, float factor) {
   if (type == DType::f32)
-    Swiglu(static_cast<const float*>(gate), static_cast<const float*>(up), static_cast<float*>(h), n);
+    Swiglu(static_cast<const float*>(gate), static_cast<const float*>(up), static_cast<float*>(h), n, factor);
   else
-    Swiglu(static_cast<const bf16*>(gate), static_cast<const bf16*>(up), static_cast<bf16*>(h), n);
+    Swiglu(static_cast<const bf16*>(gate), static_cast<const bf16*>(up), static_cast<bf16*>(h), n, factor);
 }
 
 // d silu(g) / dg = s + g s (1 - s)
@@ -217,6 +222,34 @@ void SwigluBackward(const T* gate, const T* up, const T* dh, T* dgate, T* dup, i
     StorePart(hn::Mul(hn::Mul(o, u), hn::Add(s, hn::NegMulAdd(silu, s, silu))), dgate + i, left);
     StorePart(hn::Mul(o, silu), dup + i, left);
   }
+}
+// With h = factor * silu(gate) * up; returns the factor's gradient.
+template <class T>
+float ScaledSwigluBackward(const T* gate, const T* up, const T* dh, float factor, T* dgate, T* dup,
+                           int64_t n) {
+  const D d;
+  const V by = hn::Set(d, factor);
+  V dfactor = hn::Zero(d);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t left = n - i;
+    const V g = LoadPart(gate + i, left), u = LoadPart(up + i, left), o = LoadPart(dh + i, left);
+    const V s = Sigmoid(g);
+    const V silu = hn::Mul(g, s), scaled = hn::Mul(o, by);
+    dfactor = hn::MulAdd(hn::Mul(o, silu), u, dfactor);
+    StorePart(hn::Mul(hn::Mul(scaled, u), hn::Add(s, hn::NegMulAdd(silu, s, silu))), dgate + i, left);
+    StorePart(hn::Mul(scaled, silu), dup + i, left);
+  }
+  return hn::GetLane(hn::SumOfLanes(d, dfactor));
+}
+float ScaledSwigluBackwardAny(const void* gate, const void* up, const void* dh, float factor, void* dgate,
+                              void* dup, DType type, int64_t n) {
+  if (type == DType::f32)
+    return ScaledSwigluBackward(static_cast<const float*>(gate), static_cast<const float*>(up),
+                                static_cast<const float*>(dh), factor, static_cast<float*>(dgate),
+                                static_cast<float*>(dup), n);
+  return ScaledSwigluBackward(static_cast<const bf16*>(gate), static_cast<const bf16*>(up),
+                              static_cast<const bf16*>(dh), factor, static_cast<bf16*>(dgate),
+                              static_cast<bf16*>(dup), n);
 }
 void SwigluBackwardAny(const void* gate, const void* up, const void* dh, void* dgate, void* dup, DType type,
                        int64_t n) {
@@ -359,6 +392,8 @@ HWY_EXPORT(RmsNormBackwardAny);
 HWY_EXPORT(RotateAny);
 HWY_EXPORT(SwigluAny);
 HWY_EXPORT(SwigluBackwardAny);
+HWY_EXPORT(SigmoidRow);
+HWY_EXPORT(ScaledSwigluBackwardAny);
 HWY_EXPORT(CrossEntropyRow);
 HWY_EXPORT(AdamWAny);
 HWY_EXPORT(SumSquaresAny);
@@ -409,8 +444,15 @@ void rope(void* x, DType type, int64_t heads, int64_t head_stride, int64_t half,
           const float* sin, bool inverse) {
   HWY_DYNAMIC_DISPATCH(RotateAny)(x, type, heads, head_stride, half, cos, sin, inverse);
 }
-void swiglu(const void* gate, const void* up, void* h, DType type, int64_t n) {
-  HWY_DYNAMIC_DISPATCH(SwigluAny)(gate, up, h, type, n);
+void swiglu(const void* gate, const void* up, void* h, DType type, int64_t n, float factor) {
+  HWY_DYNAMIC_DISPATCH(SwigluAny)(gate, up, h, type, n, factor);
+}
+void sigmoid(const float* x, float* y, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(SigmoidRow)(x, y, n);
+}
+float scaled_swiglu_backward(const void* gate, const void* up, const void* dh, float factor, void* dgate,
+                             void* dup, DType type, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(ScaledSwigluBackwardAny)(gate, up, dh, factor, dgate, dup, type, n);
 }
 void swiglu_backward(const void* gate, const void* up, const void* dh, void* dgate, void* dup, DType type,
                      int64_t n) {

@@ -53,10 +53,15 @@ void rmsnorm_backward(const RmsNormBackwardRows& p);
 void rope(void* x, DType type, int64_t heads, int64_t head_stride, int64_t half, const float* cos,
           const float* sin, bool inverse);
 
-// h = silu(gate) * up; every output may be any input
-void swiglu(const void* gate, const void* up, void* h, DType type, int64_t n);
+// h = factor * silu(gate) * up; every output may be any input
+void swiglu(const void* gate, const void* up, void* h, DType type, int64_t n, float factor = 1);
+// Returns the factor's gradient.
+float scaled_swiglu_backward(const void* gate, const void* up, const void* dh, float factor, void* dgate,
+                             void* dup, DType type, int64_t n);
 void swiglu_backward(const void* gate, const void* up, const void* dh, void* dgate, void* dup, DType type,
                      int64_t n);
+
+void sigmoid(const float* x, float* y, int64_t n);
 
 // Loss of one row, nats; dlogits (optional, f32 or bf16, may be logits) = scale * (softmax - onehot).
 float cross_entropy(const float* logits, int64_t vocab, int64_t label, float scale, void* dlogits,

@@ -70,24 +70,30 @@ Cut cut_of(int64_t m, int64_t n, int64_t k, int64_t depth, bool may_split, bool 
   return cut;
 }
 
-struct Kernels {
-  void (*pack)(const Matrix& b, int64_t n, int64_t k, void* panels);
-  void (*multiply)(const Matrix& a, const void* b_panels, int64_t m, int64_t n, int64_t k, float* c,
-                   int64_t ldc, bool accumulate, void* a_panels);
-  int64_t depth;
-};
+}  // namespace
 
 Kernels kernels_for(const Matrix& a, const Matrix& b) {
   if (both_bf16(a, b) && use_native_bf16()) return {pack_block_bf16, multiply_block_bf16, 2 * kBlockDepth};
   return {pack_block, multiply_block, kBlockDepth};
 }
 
-// Rows of w [n, k] in a task of multiply_dots.
 int64_t dot_columns(int64_t k, DType dtype) {
   constexpr int64_t kTaskBytes = int64_t(32) << 10;
   const int64_t row_bytes = std::max<int64_t>(1, k * static_cast<int64_t>(size_of(dtype)));
   return std::max<int64_t>(8, kTaskBytes / row_bytes / 8 * 8);
 }
+
+void multiply_dot_any(const Matrix& x, const Matrix& w, const float* scales, int64_t m, int64_t n, int64_t k,
+                      const Output& y) {
+  if (scales)
+    multiply_dot_i8(x, static_cast<const int8_t*>(w.data), scales, m, n, k, y);
+  else if (both_bf16(x, w) && use_native_bf16())
+    multiply_dot_bf16(x, w, m, n, k, y);
+  else
+    multiply_dot(x, w, m, n, k, y);
+}
+
+namespace {
 
 // Where each of the workers begins in a group of such weights.
 std::vector<ThreadPool::Memory> beginnings(std::span<const TensorView> weights, int workers) {
@@ -123,9 +129,7 @@ bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n) {
 
 void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts,
                    std::span<const TensorView> next) {
-  // A task: about 32 KiB of w, at most 64 rows of x in passing.
-  constexpr int64_t kWorthSharing = int64_t(64) << 10;
-  const int64_t rows = std::min<int64_t>(m, 64), row_tasks = ceil_div(m, rows);
+  const int64_t rows = std::min(m, kDotRows), row_tasks = ceil_div(m, rows);
   std::array<int64_t, kMostParts> first{};  // task of a part
   HYSPARSE_CHECK(parts.size() <= first.size(), "{} products in one group", parts.size());
   int64_t tasks = 0, work = 0;
@@ -150,15 +154,10 @@ void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span
     const int64_t cols = dot_columns(k, p.w.dtype), col_tasks = ceil_div(p.n, cols);
     const int64_t c = (task - first[i]) % col_tasks * cols, r = (task - first[i]) / col_tasks * rows;
     const int64_t count = std::min(rows, m - r), width = std::min(cols, p.n - c);
-    if (p.scales)
-      multiply_dot_i8(wide.block(r, 0), static_cast<const int8_t*>(p.w.block(c, 0).data),
-                      p.scales + c * quant_groups(k), count, width, k, p.y.block(r, c));
-    else if (both_bf16(x, p.w) && use_native_bf16())
-      multiply_dot_bf16(x.block(r, 0), p.w.block(c, 0), count, width, k, p.y.block(r, c));
-    else
-      multiply_dot(x.block(r, 0), p.w.block(c, 0), count, width, k, p.y.block(r, c));
+    multiply_dot_any((p.scales ? wide : x).block(r, 0), p.w.block(c, 0),
+                     p.scales ? p.scales + c * quant_groups(k) : nullptr, count, width, k, p.y.block(r, c));
   };
-  if (work >= kWorthSharing) {
+  if (work >= kDotWorthSharing) {
     std::vector<ThreadPool::Memory> begins;
     if (m == 1 && !next.empty()) begins = beginnings(next, rt.pool.threads());
     return rt.pool.parallel_runs(tasks, run, begins);

@@ -35,6 +35,32 @@ inline constexpr size_t kMostParts = 8;
 void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts,
                    std::span<const TensorView> next = {});
 
+// Products that have nothing to do with one another, in one parallel region: y (+)= a b each, as multiply()
+// computes it, but for oneDNN and splits of k.
+struct Product {
+  Matrix a, b;
+  int64_t m = 0, n = 0, k = 0;
+  Output y;
+  const float* scales = nullptr;  // b^T is rows of 8-bit integers, a f32, and the dot kernel is taken
+};
+void multiply_all(Runtime& rt, std::span<const Product> products);
+
+// ---- what the cuts are made of
+
+// The kernels that serve two operands.
+struct Kernels {
+  void (*pack)(const Matrix& b, int64_t n, int64_t k, void* panels);
+  void (*multiply)(const Matrix& a, const void* b_panels, int64_t m, int64_t n, int64_t k, float* c,
+                   int64_t ldc, bool accumulate, void* a_panels);
+  int64_t depth;
+};
+Kernels kernels_for(const Matrix& a, const Matrix& b);
+// A task of dot products: so many rows of w, about 32 KiB, and at most kDotRows rows of x in passing.
+int64_t dot_columns(int64_t k, DType dtype);
+void multiply_dot_any(const Matrix& x, const Matrix& w, const float* scales, int64_t m, int64_t n, int64_t k,
+                      const Output& y);
+inline constexpr int64_t kDotRows = 64, kDotWorthSharing = int64_t(64) << 10;
+
 // Who multiplies large blocks. `automatic`: oneDNN for bf16 on CPUs with AMX, else our own. While a dispatch
 // level is forced it is always our own. Choosing oneDNN in a build without it has no effect. For tests and
 // benchmarks.

@@ -38,4 +38,14 @@ void cpu_gated_sum_backward(Runtime&, const GatedSumBackward&);
 void cpu_attention_select(Runtime&, const AttentionSelect&);
 void cpu_sparse_window_gated(Runtime&, const SparseWindowGated&);
 
+void cpu_route(Runtime&, const RouteForward&);
+void cpu_route_backward(Runtime&, const RouteBackward&);
+void cpu_expert_tables(Runtime&, const BuildExpertTables&);
+void cpu_expert_gather(Runtime&, const ExpertGather&);
+void cpu_expert_sum(Runtime&, const ExpertSum&);
+void cpu_grouped_linear(Runtime&, const GroupedLinear&);
+void cpu_grouped_linear_backward(Runtime&, const GroupedLinearBackward&);
+void cpu_expert_swiglu(Runtime&, const ExpertSwiglu&);
+void cpu_expert_swiglu_backward(Runtime&, const ExpertSwigluBackward&);
+
 }  // namespace hysparse

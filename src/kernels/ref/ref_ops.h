@@ -35,6 +35,17 @@ class RefOps final : public Ops {
   // select.cpp
   void select_blocks(Runtime&, const SelectBlocks&) const override;
   void random_scores(Runtime&, const RandomScores&) const override;
+  // experts.cpp
+  bool experts() const override { return true; }
+  void route(Runtime&, const RouteForward&) const override;
+  void route_backward(Runtime&, const RouteBackward&) const override;
+  void expert_tables(Runtime&, const BuildExpertTables&) const override;
+  void expert_gather(Runtime&, const ExpertGather&) const override;
+  void expert_sum(Runtime&, const ExpertSum&) const override;
+  void grouped_linear(Runtime&, const GroupedLinear&) const override;
+  void grouped_linear_backward(Runtime&, const GroupedLinearBackward&) const override;
+  void expert_swiglu(Runtime&, const ExpertSwiglu&) const override;
+  void expert_swiglu_backward(Runtime&, const ExpertSwigluBackward&) const override;
   // training.cpp
   void cross_entropy(Runtime&, const CrossEntropy&) const override;
   void adamw(Runtime&, const AdamW&) const override;

@@ -12,6 +12,7 @@ class ForwardingOps : public Ops {
   explicit ForwardingOps(const Ops& inner) : inner_(inner) {}
   std::string name() const override { return inner_.name(); }
   Memory& memory() const override { return inner_.memory(); }
+  bool experts() const override { return inner_.experts(); }
 #define HYSPARSE_FORWARD(op, Params)                     \
   void op(Runtime& rt, const Params& p) const override { \
     around([&] { inner_.op(rt, p); });                   \
@@ -45,6 +46,15 @@ class ForwardingOps : public Ops {
   HYSPARSE_FORWARD(sparse_window_gated, SparseWindowGated)
   HYSPARSE_FORWARD(add_rmsnorm, AddRmsNorm)
   HYSPARSE_FORWARD(head_loss, HeadLoss)
+  HYSPARSE_FORWARD(route, RouteForward)
+  HYSPARSE_FORWARD(route_backward, RouteBackward)
+  HYSPARSE_FORWARD(expert_tables, BuildExpertTables)
+  HYSPARSE_FORWARD(expert_gather, ExpertGather)
+  HYSPARSE_FORWARD(expert_sum, ExpertSum)
+  HYSPARSE_FORWARD(grouped_linear, GroupedLinear)
+  HYSPARSE_FORWARD(grouped_linear_backward, GroupedLinearBackward)
+  HYSPARSE_FORWARD(expert_swiglu, ExpertSwiglu)
+  HYSPARSE_FORWARD(expert_swiglu_backward, ExpertSwigluBackward)
 #undef HYSPARSE_FORWARD
 
  protected:
