@@ -30,12 +30,17 @@ std::vector<std::pair<std::string, std::string>> shape_of(const BenchModel& m, i
 }
 
 // Bytes that a decoded token must read with `context` tokens before it: every weight (of an embedding that is
-// not also the head, one row), and the K and V that its layers attend to.
+// not also the head, one row; of experts, the active ones), and the K and V that its layers attend to.
 double bytes_a_token(const Weights& weights, const ModelConfig& config, const LayerPlan& plan,
                      int64_t context) {
   double bytes = 0;
   for (const Weight* w : weights.all())
     if (w != &weights.embed_tokens || !weights.lm_head_own) bytes += static_cast<double>(w->bytes());
+  for (const LayerWeights& layer : weights.layers)
+    for (const auto* group : {&layer.expert_gate, &layer.expert_up, &layer.expert_down})
+      if (!group->empty())
+        bytes -= static_cast<double>(group->front().bytes()) *
+                 static_cast<double>(config.n_routed_experts - config.num_experts_per_tok);
   const int64_t row = config.kv_heads() * (config.d() + config.dv());
   for (const LayerPlanEntry& entry : plan) {
     int64_t keys = 0;

@@ -144,7 +144,9 @@ void print_text(const ModelConfig& config, const LayerPlan& plan, const TensorLi
       text += fmt::format("; window {} over {} K, V", e.window, e.own_window_kv ? "its own" : "the shared");
     if (e.kind == LayerKind::full && e.gated) text += "; gated";
     if (e.moe)
-      text += fmt::format("; {} experts, {} a token", config.n_routed_experts, config.num_experts_per_tok);
+      text +=
+          fmt::format("; {} experts, {} a token{}", config.n_routed_experts, config.num_experts_per_tok,
+                      config.n_shared_experts > 0 ? fmt::format(", {} shared", config.n_shared_experts) : "");
     line(text);
   }
   line("");

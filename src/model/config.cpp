@@ -63,6 +63,7 @@ constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxVocab = int64_t(1) << 24;
 constexpr int64_t kMaxPositions = (int64_t(1) << 31) - 2;  // positions are 32-bit
 constexpr int64_t kMaxExperts = int64_t(1) << 16;
+constexpr int64_t kMaxSharedExperts = 256;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kMaxGroup = 16;      // query heads a KV head that the kernels take
 constexpr int64_t kMaxEntries = 2048;  // selected blocks a token that the kernels take
@@ -190,6 +191,7 @@ void check_experts(const Checker& check, const ModelConfig& c) {
   if (c.n_routed_experts > 0) {
     check.range("moe_intermediate_size", c.moe_intermediate_size, 1, kMaxWidth);
     check.range("num_experts_per_tok", c.num_experts_per_tok, 1, c.n_routed_experts);
+    check.range("n_shared_experts", c.n_shared_experts, 0, kMaxSharedExperts);
   } else {
     auto none = [&](std::string_view field, int64_t value) {
       if (value != 0)
@@ -199,6 +201,7 @@ void check_experts(const Checker& check, const ModelConfig& c) {
     none("moe_intermediate_size", c.moe_intermediate_size);
     none("num_experts_per_tok", c.num_experts_per_tok);
     none("first_k_dense_replace", c.first_k_dense_replace);
+    none("n_shared_experts", c.n_shared_experts);
   }
   const bool dense_layer = c.n_routed_experts == 0 || c.first_k_dense_replace > 0;
   check.range("intermediate_size", c.intermediate_size, dense_layer ? 1 : 0, kMaxWidth * 4);

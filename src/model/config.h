@@ -92,13 +92,14 @@ struct ModelConfig {
   int64_t hysparse_selection_seed = 0;
   bool hysparse_force_first = false;
   bool hysparse_force_diagonal = false;
-  // Mixture of experts (0 experts: dense). Parsed, validated and planned now; run by the MoE layers.
+  // Mixture of experts (0 experts: dense).
   int64_t moe_intermediate_size = 0;
   int64_t n_routed_experts = 0;
   int64_t num_experts_per_tok = 0;
   bool norm_topk_prob = true;
   double routed_scaling_factor = 1.0;
   int64_t first_k_dense_replace = 0;
+  int64_t n_shared_experts = 0;
   // Token ids; every one of eos_token_id ends generation.
   std::vector<int64_t> eos_token_id;
   std::optional<int64_t> bos_token_id;
@@ -117,6 +118,11 @@ struct ModelConfig {
   int64_t entries() const { return hysparse_topk_tokens / hysparse_block_size; }  // selected blocks a token
   int64_t gate_width() const {                                                    // gate logits a token
     return hysparse_gate == GateGranularity::head ? num_attention_heads : num_attention_heads * dv();
+  }
+  // Width of the MLP that every token of a layer passes through: a MoE layer's shared experts, as one; 0:
+  // none.
+  int64_t dense_width(bool moe) const {
+    return moe ? n_shared_experts * moe_intermediate_size : intermediate_size;
   }
   bool moe_layer(int64_t layer) const { return n_routed_experts > 0 && layer >= first_k_dense_replace; }
 

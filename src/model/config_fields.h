@@ -67,6 +67,8 @@ void ModelConfig::fields(V&& visit) {
   visit("norm_topk_prob", &C::norm_topk_prob, "the chosen experts' weights are normalised to 1");
   visit("routed_scaling_factor", &C::routed_scaling_factor, "multiplies the experts' weights");
   visit("first_k_dense_replace", &C::first_k_dense_replace, "the first so many layers have a dense MLP");
+  visit("n_shared_experts", &C::n_shared_experts,
+        "experts that every token passes through, beside the routed ones");
   visit("eos_token_id", &C::eos_token_id, "ids that end a text; any of them");
   visit("bos_token_id", &C::bos_token_id, "id that starts a text");
   visit("pad_token_id", &C::pad_token_id, "padding id");

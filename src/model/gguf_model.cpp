@@ -267,8 +267,7 @@ class ConfigReader {
   void check_plain() {
     for (const char* key : {"expert_count", "expert_used_count"})
       if (const auto n = integer(key); n && *n != 0)
-        throw expected_error(at(key), "0: mixture-of-experts layers do not run in this version",
-                             std::to_string(*n));
+        throw expected_error(at(key), "0: mixture-of-experts models are not read", std::to_string(*n));
     known_.insert(prefix_ + "attention.causal");
     if (!file_.boolean(prefix_ + "attention.causal").value_or(true))
       throw expected_error(at("attention.causal"), "true", "false");
@@ -306,8 +305,7 @@ const Architecture& architecture_for(const ModelConfig& c) {
                       "its full twin can be exported: train or init one with --set attention=full");
   if (c.full_attention_gate)
     throw input_error(kWhere, "llama.cpp knows no gate on full attention (full_attention_gate)");
-  if (c.n_routed_experts > 0)
-    throw input_error(kWhere, "mixture-of-experts layers do not run in this version");
+  if (c.n_routed_experts > 0) throw input_error(kWhere, "mixture-of-experts models are not written as GGUF");
   if (c.dv() != c.d() || c.rotary_dims() != c.d())
     throw input_error(kWhere,
                       "llama.cpp needs v_head_dim to be head_dim and all dims of a head to be rotated");

@@ -1,11 +1,22 @@
 #include "model/mlp.h"
 
+#include "model/moe.h"
+
 namespace hysparse {
+namespace {
+
+int64_t width_of(const Pass& p, int layer) {
+  return p.config.dense_width(p.entry(layer).moe);
+}
+
+}  // namespace
 
 void fill_mlp(Pass& p, int layer) {
+  if (p.entry(layer).moe) fill_experts(p, layer);
   LayerSaved& s = p.saved.layer(layer);
   LayerWeights& w = p.layer_weights(layer);
-  const int64_t n = p.tokens(), width = p.config.intermediate_size;
+  const int64_t n = p.tokens(), width = width_of(p, layer);
+  if (width == 0) return;
   if (!s.mlp_gate) {
     p.make(s.mlp_gate, Keep::costly, p.compute(), {n, width});
     p.make(s.mlp_up, Keep::costly, p.compute(), {n, width});
@@ -23,15 +34,21 @@ void fill_mlp(Pass& p, int layer) {
 }
 
 void mlp_output(Pass& p, int layer, const TensorView& y) {
+  const bool moe = p.entry(layer).moe;
+  if (moe) experts_output(p, layer, y);
+  if (width_of(p, layer) == 0) return;
   const LinearForward down[] = {
-      {p.saved.layer(layer).mlp_hidden, p.layer_weights(layer).mlp_down, nullptr, y, false}};
+      {p.saved.layer(layer).mlp_hidden, p.layer_weights(layer).mlp_down, nullptr, y, moe}};
   p.ops().linear_group(p.rt, down, p.first_weights(layer + 1));
 }
 
 void mlp_backward(Pass& p, int layer, const TensorView& dy, const TensorView& dx) {
   LayerSaved& s = p.saved.layer(layer);
   LayerWeights& w = p.layer_weights(layer);
-  const int64_t n = p.tokens(), width = p.config.intermediate_size;
+  const int64_t n = p.tokens(), width = width_of(p, layer);
+  const bool moe = p.entry(layer).moe;
+  if (moe) experts_backward(p, layer, dy, dx);
+  if (width == 0) return;
   const TensorView dgate = p.scratch(p.compute(), {n, width}), dup = p.scratch(p.compute(), {n, width});
   p.ops().linear_backward(
       p.rt,
@@ -40,7 +57,7 @@ void mlp_backward(Pass& p, int layer, const TensorView& dy, const TensorView& dx
                           {.gate = s.mlp_gate, .up = s.mlp_up, .dh = dgate, .dgate = dgate, .dup = dup});
   p.ops().linear_backward(
       p.rt,
-      {.x = s.normed2, .weight = w.mlp_gate, .bias = nullptr, .dy = dgate, .dx = dx, .accumulate = false});
+      {.x = s.normed2, .weight = w.mlp_gate, .bias = nullptr, .dy = dgate, .dx = dx, .accumulate = moe});
   p.ops().linear_backward(
       p.rt, {.x = s.normed2, .weight = w.mlp_up, .bias = nullptr, .dy = dup, .dx = dx, .accumulate = true});
 }

@@ -74,7 +74,9 @@ void run_layer(Pass& p, int layer, Stream& stream, bool refill) {
   if (!s.x_mid) {
     stream.delta = stream.buffer;
     const LinearForward output[] = {{flat(s.mix), w.o_proj, nullptr, stream.delta, false}};
-    const Weight* next[] = {&w.mlp_gate, &w.mlp_up};
+    const Weight* mlp[] = {&w.mlp_gate, &w.mlp_up};
+    std::span<const Weight* const> next;
+    if (!p.entry(layer).moe) next = mlp;  // which experts follow is not known yet
     p.ops().linear_group(p.rt, output, next);
   }
   add_norm(p, stream, w.post_attention_layernorm, s.x_mid, Keep::costly, s.normed2, s.rstd2);
@@ -224,6 +226,25 @@ void check_pinned(const Memory& memory, const ModelConfig& config, const LayerPl
   }
 }
 
+void check_pinned_experts(const Memory& memory, const ModelConfig& config, const LayerPlan& plan,
+                          const RaggedBatch& batch, const RouteMap& pinned) {
+  for (const auto& [layer, experts] : pinned) {
+    const std::string where = fmt::format("experts.{}", layer);
+    if (layer < 0 || layer >= static_cast<int>(plan.size()) || !plan[size_t(layer)].moe)
+      throw input_error(where, "this layer has no experts");
+    const int64_t n = batch.tokens(), k = config.num_experts_per_tok;
+    if (experts.dtype != DType::i32 || experts.rank != 2 || experts.dim(0) != n || experts.dim(1) != k ||
+        !experts.contiguous())
+      throw expected_error(where, fmt::format("contiguous i32[{}, {}]", n, k), experts.describe());
+    if (memory.device() != DeviceKind::cpu) continue;
+    const int32_t* e = experts.as<int32_t>();
+    for (int64_t i = 0; i < n * k; ++i)
+      if (e[i] < 0 || e[i] >= config.n_routed_experts || (i % k > 0 && e[i] <= e[i - 1]))
+        throw expected_error(where, fmt::format("ascending experts below {}", config.n_routed_experts),
+                             fmt::format("{} at token {}", e[i], i / k));
+  }
+}
+
 }  // namespace
 
 struct Model::Impl {
@@ -242,11 +263,14 @@ struct Model::Impl {
     check_batch(batch, tokens);
     check_tokens(rt.memory, tokens, model.config_.vocab_size);
     if (options.pinned) check_pinned(rt.memory, model.config_, model.plan_, batch, *options.pinned);
+    if (options.pinned_experts)
+      check_pinned_experts(rt.memory, model.config_, model.plan_, batch, *options.pinned_experts);
     if (options.trace) {
       HYSPARSE_CHECK(options.trace->arena, "a trace without an arena");
       options.trace->hidden.clear();
       options.trace->block_scores.clear();
       options.trace->selection.clear();
+      options.trace->experts.clear();
     }
     rope.reserve(rt, *std::max_element(batch.position.begin(), batch.position.end()));
     saved.begin(mode, model.plan_.size());
@@ -268,8 +292,6 @@ Model::Model(const ModelConfig& config, Weights& weights)
       plan_(build_layer_plan(config)),
       weights_(weights),
       impl_(std::make_unique<Impl>(*this, config, weights)) {
-  if (config.n_routed_experts > 0)
-    throw input_error("n_routed_experts", "mixture-of-experts layers do not run in this version");
   HYSPARSE_CHECK(weights.layers.size() == plan_.size(), "weights of {} layers for a config of {}",
                  weights.layers.size(), plan_.size());
 }
@@ -313,6 +335,8 @@ void Model::forward_backward(Runtime& rt, const RaggedBatch& batch, const Tensor
   if (stats) *stats = {};
   TrainKv kv;
   Pass p = impl_->start(rt, batch, tokens, kv, options, save_mode(recompute));
+  p.labels = labels;
+  p.grad_scale = grad_scale;
   ArenaScope scope(rt.scratch);
   const int64_t n = batch.tokens(), hidden = config_.hidden_size;
 

@@ -28,18 +28,30 @@ struct EnumNames<Recompute> {
 // Per full layer that emits a selection: idx [tokens, Hkv, entries] i32.
 using SelectionMap = std::map<int, TensorView>;
 
+// Per MoE layer: the experts of each token [tokens, num_experts_per_tok] i32, ascending.
+using RouteMap = std::map<int, TensorView>;
+
 // What an inspector wants to see of a forward; filled from `arena`.
 struct Trace {
   Arena* arena = nullptr;
-  bool want_hidden = false, want_scores = false, want_selection = false;
+  bool want_hidden = false, want_scores = false, want_selection = false, want_experts = false;
   std::vector<TensorView> hidden;          // a layer: residual stream after it [tokens, hidden] T
   std::map<int, TensorView> block_scores;  // full emitting layers: [tokens, Hkv, nblocks] A
   SelectionMap selection;
+  RouteMap experts;
+};
+
+// Factors of the router's losses (kernels/ops.h, RouteBackward), which join the loss of training, summed over
+// the MoE layers, as means over the tokens that count: those with a label.
+struct RouterLosses {
+  double balance = 0, z = 0;
 };
 
 struct ForwardOptions {
   const SelectionMap* pinned = nullptr;  // use these selections instead of scoring
   Trace* trace = nullptr;
+  const RouteMap* pinned_experts = nullptr;  // use these experts; their weights are the router's
+  RouterLosses router;                       // forward_backward only
   bool as_training = false;  // Model::forward: run the pass that training runs, which keeps all activations
   // Looked at before every layer, forward and backward: once set, the call throws Error(interrupted); what it
   // has written by then (gradients, loss) means nothing.
@@ -68,6 +80,9 @@ class Model {
     // gates; the share of a token's selected blocks that its predecessor in the sequence had selected, too
     // (at the full layers that select).
     std::vector<double> sparse_gate_mean, window_gate_mean, selection_overlap;
+    // MoE layers, means over the tokens with a label: the entropy of the scores over the experts (1: even),
+    // and the two losses of the router, whatever their factors.
+    std::vector<double> router_entropy, balance_loss, z_loss;
   };
   void forward_backward(Runtime& rt, const RaggedBatch& batch, const TensorView& tokens,
                         const TensorView& labels, double grad_scale, Recompute recompute,

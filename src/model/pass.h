@@ -32,6 +32,8 @@ struct Pass {
   std::vector<SharedKV>& shared;  // a layer; used by full ones
   Arena& shared_gradients;
   const ForwardOptions& options;
+  TensorView labels{};    // [n] i32, in forward_backward
+  double grad_scale = 0;  // likewise
 
   const Ops& ops() const { return rt.ops; }
   const LayerPlanEntry& entry(int layer) const { return plan[static_cast<size_t>(layer)]; }

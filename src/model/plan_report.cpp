@@ -57,9 +57,17 @@ LayerBytes layer_bytes(const ModelConfig& c, const LayerPlanEntry& e, DType comp
   if (e.kind == LayerKind::sparse && e.window > 0) add(Keep::costly, o + c.gate_width() * a);
   add(Keep::costly, hidden * t);     // x_mid
   add(Keep::cheap, hidden * t + a);  // normed2, rstd2
-  const int64_t width = e.moe ? c.moe_intermediate_size * c.num_experts_per_tok : c.intermediate_size;
+  const int64_t width = c.dense_width(e.moe);
   add(Keep::costly, 2 * width * t);
   add(Keep::cheap, width * t);
+  if (e.moe) {
+    const int64_t k = c.num_experts_per_tok, f = c.moe_intermediate_size;
+    add(Keep::costly, c.n_routed_experts * a);           // router_logits
+    add(Keep::shared, k * 4);                            // chosen
+    add(Keep::cheap, k * (a + 2 * 4) + k * hidden * t);  // expert_weights, tables, expert_x
+    add(Keep::costly, 2 * k * f * t);
+    add(Keep::cheap, k * f * t);
+  }
   return bytes;
 }
 
@@ -68,7 +76,12 @@ int64_t backward_bytes(const ModelConfig& c, const LayerPlanEntry& e, DType comp
   const auto t = static_cast<int64_t>(size_of(compute));
   const auto a = static_cast<int64_t>(size_of(accumulation_dtype(compute)));
   const int64_t hq = c.num_attention_heads, hkv = c.kv_heads();
-  const int64_t width = e.moe ? c.moe_intermediate_size * c.num_experts_per_tok : c.intermediate_size;
+  int64_t feed_forward = 2 * c.dense_width(e.moe) * t;
+  if (e.moe) {
+    const int64_t k = c.num_experts_per_tok;
+    const int64_t rows = k * (c.hidden_size + 2 * c.moe_intermediate_size) * t;
+    feed_forward = std::max(feed_forward, rows + k * a + c.n_routed_experts * (t < a ? a + t : a));
+  }
   int64_t attention = hq * c.dv() * t + hq * c.d() * t;  // dmix, dq
   if (e.gated) attention += c.gate_width() * a;
   if (e.kind == LayerKind::sparse && e.window > 0)
@@ -76,7 +89,7 @@ int64_t backward_bytes(const ModelConfig& c, const LayerPlanEntry& e, DType comp
   // dK, dV (of a full layer that others read: TrainingMemory::shared_gradients), and their copy in T.
   if (e.own_window_kv || e.kind == LayerKind::full)
     attention += hkv * (c.d() + c.dv()) * ((e.emits_scores ? 0 : a) + (t < a ? t : 0));
-  return c.hidden_size * t + std::max(2 * width * t, attention);
+  return c.hidden_size * t + std::max(feed_forward, attention);
 }
 
 // Mean over t of min(t + 1, limit) for t in [0, n).
@@ -141,9 +154,13 @@ TrainingMemory training_memory(const ModelConfig& c, const LayerPlan& plan, int6
 int64_t activation_bytes(const ModelConfig& config, const LayerPlan& plan, int64_t tokens, DType compute,
                          Recompute recompute) {
   int64_t per_token = 0;
-  for (const LayerPlanEntry& e : plan)
+  int64_t fixed = 0;
+  for (const LayerPlanEntry& e : plan) {
     per_token = sum(per_token, layer_bytes(config, e, compute, mode_of(recompute)).kept);
-  return product(per_token, tokens);
+    if (e.moe && is_kept(Keep::cheap, mode_of(recompute)))
+      fixed += (config.n_routed_experts + 1) * 4;  // offset
+  }
+  return sum(product(per_token, tokens), fixed);
 }
 
 ParameterCounts count_parameters(const ModelConfig& config, const LayerPlan& plan) {

@@ -11,7 +11,7 @@ namespace hysparse {
 
 // How dear a tensor is to make again.
 enum class Keep {
-  shared,  // shared K, V and selections: never made again; also outlives an inference step's layers
+  shared,  // shared K, V, selections and routes: never made again; also outlives an inference step's layers
   own_kv,  // K, V that no other layer reads; outlives an inference step's layers (the store takes it later)
   quadratic,  // outputs of full attention: only inference drops them
   costly,     // outputs of matrix products and attention: dropped by `layer`
@@ -51,7 +51,13 @@ struct LayerSaved {
   TensorView mix;                           // [n, Hq, dv] T: what o_proj reads
   TensorView x_mid;                         // [n, hidden] T: residual stream after attention
   TensorView normed2, rstd2;                // [n, hidden] T, [n] A
-  TensorView mlp_gate, mlp_up, mlp_hidden;  // [n, intermediate] T
+  TensorView mlp_gate, mlp_up, mlp_hidden;  // [n, dense width] T
+  // MoE layers: E experts, k of them active, R = n * k assignments (ops.h).
+  TensorView router_logits;                          // [n, E] A
+  TensorView chosen, expert_weights;                 // [n, k] i32, [n, k] A
+  ExpertTables tables;                               // of `chosen`
+  TensorView expert_x;                               // [R, hidden] T: rows of normed2
+  TensorView expert_gate, expert_up, expert_hidden;  // [R, f] T
 };
 
 class Saved {

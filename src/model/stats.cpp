@@ -1,5 +1,6 @@
 #include "model/stats.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -62,6 +63,56 @@ double overlap(Pass& p, const TensorView& idx) {
   return pairs > 0 ? sum / static_cast<double>(pairs) : std::numeric_limits<double>::quiet_NaN();
 }
 
+struct RouterStats {
+  double entropy, balance, z;
+};
+
+// Host loops over what the router saw, in f64 (RouteBackward in kernels/ops.h has the formulas).
+RouterStats router_stats(Pass& p, const LayerSaved& s) {
+  const int64_t n = p.tokens(), experts = s.router_logits.dim(1), k = s.chosen.dim(1);
+  std::vector<double> logits;
+  if (s.router_logits.dtype == DType::f64) {
+    logits = on_host<double>(p.rt, s.router_logits);
+  } else {
+    const auto narrow = on_host<float>(p.rt, s.router_logits);
+    logits.assign(narrow.begin(), narrow.end());
+  }
+  const auto chosen = on_host<int32_t>(p.rt, s.chosen), labels = on_host<int32_t>(p.rt, p.labels);
+  RouterStats sum{0, 0, 0};
+  int64_t all = 0;
+  for (int64_t q = 0; q < p.batch.sequences(); ++q) {
+    std::vector<double> load(static_cast<size_t>(experts), 0.0), share(load);
+    int64_t m = 0;
+    for (int64_t t = p.batch.cu_q[size_t(q)]; t < p.batch.cu_q[size_t(q) + 1]; ++t) {
+      if (labels[size_t(t)] == kIgnoreLabel) continue;
+      ++m;
+      const double* x = logits.data() + t * experts;
+      const double highest = *std::max_element(x, x + experts);
+      double total = 0, exponentials = 0;
+      for (int64_t e = 0; e < experts; ++e) {
+        total += 1 / (1 + std::exp(-x[e]));
+        exponentials += std::exp(x[e] - highest);
+      }
+      for (int64_t e = 0; e < experts && total > 0; ++e) {
+        const double probability = 1 / (1 + std::exp(-x[e])) / total;
+        share[size_t(e)] += probability;
+        if (probability > 0) sum.entropy -= probability * std::log(probability);
+      }
+      const double lse = highest + std::log(exponentials);
+      sum.z += lse * lse;
+      for (int64_t j = 0; j < k; ++j) ++load[size_t(chosen[size_t(t * k + j)])];
+    }
+    for (int64_t e = 0; e < experts && m > 0; ++e)
+      sum.balance +=
+          load[size_t(e)] * share[size_t(e)] * static_cast<double>(experts) / static_cast<double>(k * m);
+    all += m;
+  }
+  const auto count = static_cast<double>(all);
+  const double most = experts > 1 ? std::log(static_cast<double>(experts)) : 1;
+  if (all == 0) return {0, 0, 0};
+  return {sum.entropy / count / most, sum.balance / count, sum.z / count};
+}
+
 }  // namespace
 
 void collect_stats(Pass& p, int layer, Model::TrainStats& stats) {
@@ -72,6 +123,10 @@ void collect_stats(Pass& p, int layer, Model::TrainStats& stats) {
   stats.sparse_gate_mean.push_back(sparse ? gate_mean(p, s.gate) : none);
   stats.window_gate_mean.push_back(sparse && entry.window > 0 ? gate_mean(p, s.window_gate) : none);
   stats.selection_overlap.push_back(entry.emits_scores ? overlap(p, p.kv_of(layer).selection.idx) : none);
+  const RouterStats router = entry.moe ? router_stats(p, s) : RouterStats{none, none, none};
+  stats.router_entropy.push_back(router.entropy);
+  stats.balance_loss.push_back(router.balance);
+  stats.z_loss.push_back(router.z);
 }
 
 }  // namespace hysparse

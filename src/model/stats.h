@@ -1,4 +1,4 @@
-// What a training step reports about gates and selections.
+// What a training step reports about gates, selections and routers.
 #pragma once
 
 #include "model/pass.h"

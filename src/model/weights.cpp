@@ -15,8 +15,10 @@ using Init = WeightSpec::Init;
 
 struct Item {
   WeightSpec spec;
-  int layer = -1;                        // -1: a tensor of the whole model
-  Weight LayerWeights::*slot = nullptr;  // null: experts and the router
+  int layer = -1;  // -1: a tensor of the whole model
+  Weight LayerWeights::*slot = nullptr;
+  std::vector<Weight> LayerWeights::*experts = nullptr;  // with `expert`, where slot is null
+  size_t expert = 0;
 };
 
 // The one list of tensors. What comes first in it comes first in the file.
@@ -37,7 +39,7 @@ class Catalogue {
 
   void add(const std::string& name, std::vector<int64_t> shape, Init init, Slot slot, bool f32 = false) {
     const bool decay = init == Init::normal || init == Init::scaled_normal;
-    items.push_back({{prefix_ + name, std::move(shape), init, decay, f32, false}, layer_, slot});
+    items.push_back({{prefix_ + name, std::move(shape), init, decay, f32}, layer_, slot});
   }
   void matrix(const std::string& name, int64_t out, int64_t in, Slot slot = nullptr,
               Init init = Init::normal) {
@@ -81,13 +83,21 @@ class Catalogue {
 
     vector("post_attention_layernorm.weight", hidden, Init::one, &W::post_attention_layernorm);
     if (entry.moe) {
-      gate("mlp.gate.weight", c_.n_routed_experts);
-      vector("mlp.gate.e_score_correction_bias", c_.n_routed_experts, Init::zero, nullptr, true);
+      gate("mlp.gate.weight", c_.n_routed_experts, &W::router);
+      vector("mlp.gate.e_score_correction_bias", c_.n_routed_experts, Init::zero, &W::router_bias, true);
+      items.back().spec.trained = false;
       for (int64_t e = 0; e < c_.n_routed_experts; ++e) {
         const size_t first = items.size();
         mlp(fmt::format("mlp.experts.{}.", e), c_.moe_intermediate_size, nullptr, nullptr, nullptr);
-        for (size_t i = first; i < items.size(); ++i) items[i].spec.expert = true;
+        std::vector<Weight> W::*groups[] = {&W::expert_gate, &W::expert_up, &W::expert_down};
+        for (size_t i = first; i < items.size(); ++i) {
+          items[i].spec.expert = true;
+          items[i].experts = groups[i - first];
+          items[i].expert = static_cast<size_t>(e);
+        }
       }
+      if (const int64_t width = c_.dense_width(true); width > 0)
+        mlp("mlp.shared_experts.", width, &W::mlp_gate, &W::mlp_up, &W::mlp_down);
     } else {
       mlp("mlp.", c_.intermediate_size, &W::mlp_gate, &W::mlp_up, &W::mlp_down);
     }
@@ -154,9 +164,9 @@ std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan&
 
 Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions options, Memory& memory)
     : options_(options), memory_(&memory) {
-  if (config.n_routed_experts > 0)
-    throw input_error("n_routed_experts", "mixture-of-experts layers do not run in this version",
-                      "plan and inspect take such a config; training and inference need n_routed_experts 0");
+  if (config.n_routed_experts > 0 && memory.device() != DeviceKind::cpu)
+    throw input_error("n_routed_experts", "mixture-of-experts layers do not run on a GPU in this version",
+                      "run them with --device cpu");
   const bool int8 = options.format == WeightFormat::int8;
   if (int8 && options.training)
     throw input_error("weights", "int8 weights cannot be trained",
@@ -177,7 +187,7 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
     fn(value, shape, &Weight::value);
     if (options.training && value != acc) fn(acc, shape, &Weight::master);
     const bool narrow = options.narrow_gradients && shape.size() == 2;
-    if (options.training) fn(narrow ? value : acc, shape, &Weight::grad);
+    if (options.training && item.spec.trained) fn(narrow ? value : acc, shape, &Weight::grad);
   };
   // All in one piece of memory, which the system can keep on huge pages.
   const auto bytes_of = [](const Item& item, DType dtype, const std::vector<int64_t>& shape) {
@@ -194,8 +204,23 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
                      "the model is too large");
     });
   storage_ = Tensor(DType::u8, {static_cast<int64_t>(total)}, memory);
+  int64_t moe_layers = 0;
+  for (size_t i = 0; i < plan.size(); ++i) {
+    if (!plan[i].moe) continue;
+    ++moe_layers;
+    for (auto* group : {&layers[i].expert_gate, &layers[i].expert_up, &layers[i].expert_down})
+      group->resize(static_cast<size_t>(config.n_routed_experts));
+  }
+  if (options.training && moe_layers > 0) {
+    load_ = Tensor(DType::i64, {moe_layers, config.n_routed_experts}, memory);
+    int64_t next = 0;
+    for (size_t i = 0; i < plan.size(); ++i)
+      if (plan[i].moe) layers[i].expert_load = load_.view().at(next++);
+  }
   for (const Item& item : catalogue.items) {
-    Weight& w = item.slot                                       ? layers[size_t(item.layer)].*item.slot
+    LayerWeights* layer = item.layer < 0 ? nullptr : &layers[size_t(item.layer)];
+    Weight& w = item.slot                                       ? layer->*item.slot
+                : item.experts                                  ? (layer->*item.experts)[item.expert]
                 : item.spec.name == "model.embed_tokens.weight" ? embed_tokens
                 : item.spec.name == "model.norm.weight"         ? norm
                                                                 : lm_head_own;
@@ -273,6 +298,7 @@ void Weights::set_quantised(Weight& weight, int64_t first, int64_t rows, const f
 void Weights::zero_grad() {
   for (Weight* w : all_)
     if (w->grad) memory_->zero(w->grad.data, w->grad.bytes());
+  if (load_) memory_->zero(load_.view().data, load_.view().bytes());
 }
 
 void Weights::master_to_value() {

@@ -20,7 +20,11 @@ struct LayerWeights {
   Weight sinks;                           // window branch [Hq], value f32 (f64 under ref)
   Weight sparse_sinks;                    // sparse branch [Hq], likewise
   Weight sparse_gate, window_gate, gate;  // [gate_width, hidden]
-  Weight mlp_gate, mlp_up, mlp_down;
+  Weight mlp_gate, mlp_up, mlp_down;      // dense; in a MoE layer its shared experts, as one MLP
+  // MoE layers: E experts.
+  Weight router, router_bias;  // [E, hidden]; [E] f32 (f64 under ref), no gradient
+  std::vector<Weight> expert_gate, expert_up, expert_down;  // [f, hidden], [hidden, f]
+  TensorView expert_load;  // training: [E] i64, tokens that chose each expert since zero_grad()
 };
 
 struct WeightSpec {  // what exists for a config, before any memory does
@@ -28,12 +32,13 @@ struct WeightSpec {  // what exists for a config, before any memory does
   std::vector<int64_t> shape;
   enum class Init { normal, scaled_normal, one, zero } init;  // scaled: divided by sqrt(2 L)
   bool decay;
-  bool always_f32;  // sinks
+  bool always_f32;  // sinks, the router's bias
   bool expert = false;
+  bool trained = true;  // false: no gradient; the balancing of experts moves it
   bool quantisable =
       false;  // may be kept as 8-bit integers: matrices of products and the embedding, not gates
 };
-// Every tensor of the checkpoint in file order (MoE included; plan and inspect use it).
+// Every tensor of the checkpoint in file order.
 std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan& plan);
 
 // What the quantisable tensors are kept in. int8: 8-bit integers with a scale for every 64 neighbours of a
@@ -51,8 +56,8 @@ struct WeightOptions {
 
 class Weights {
  public:
-  // Zeroed. Throws Error(input) for a config with MoE layers: they do not run in this version; and for int8
-  // with training or in memory that is not the CPU's.
+  // Zeroed. Throws Error(input) for a config with MoE layers, or int8, in memory that is not the CPU's; and
+  // for int8 with training.
   Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions options,
           Memory& memory = host_memory());
   Weights(const Weights&) = delete;
@@ -77,14 +82,14 @@ class Weights {
   // Rows [first, first + rows) of `weight`, quantisable and kept in int8, from f32 values. Error(input) where
   // one is not finite.
   void set_quantised(Weight& weight, int64_t first, int64_t rows, const float* values);
-  void zero_grad();
+  void zero_grad();        // and the load of experts
   void master_to_value();  // refresh compute copies, bump versions
   int64_t parameters() const;
 
  private:
   WeightOptions options_;
   Memory* memory_;
-  Tensor storage_;
+  Tensor storage_, load_;
   std::vector<Weight*> all_;
   std::unordered_map<std::string, Weight*> by_name_;
 };

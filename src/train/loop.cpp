@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "io/files.h"
+#include "train/balance.h"
 #include "train/checkpoint.h"
 #include "train/data.h"
 #include "train/evaluate.h"
@@ -268,7 +269,8 @@ bool Run::step() {
   std::vector<TrainBatch> batches = next_batches();
   const int64_t number = state_.step + 1;
   const bool logged = number % train_.log_interval == 0 || number == train_.steps || number == 1;
-  const StepGradient g = accumulate_gradient(rt_, model_, batches, train_.recompute, logged, request_.stop);
+  const StepGradient g = accumulate_gradient(rt_, model_, batches, train_.recompute, logged, request_.stop,
+                                             {train_.router_aux_loss_coef, train_.router_z_loss_coef});
   if (g.stopped) return false;
   const double lr = learning_rate(train_, state_.step);
   state_.step = number;
@@ -287,6 +289,7 @@ bool Run::step() {
     if (state_.nonfinite_run >= train_.max_nonfinite_steps) give_up();
   } else {
     optimizer_.step(rt_, train_, lr, norm);
+    balance_experts(weights_, train_.router_bias_rate);
     state_.nonfinite_run = 0;
     progress_.skipped = false;
     loss_sum_ = 0.95 * loss_sum_ + 0.05 * progress_.loss;
@@ -339,6 +342,18 @@ void Run::log_step(const StepGradient& g, double lr, double norm) {
   for (const LayerWeights& layer : weights_.layers) {
     r.sparse_sink_mean.push_back(mean_of(layer.sparse_sinks, rt_.memory));
     r.window_sink_mean.push_back(mean_of(layer.sinks, rt_.memory));
+  }
+  if (config_.model.n_routed_experts > 0) {
+    for (const LayerWeights& layer : weights_.layers) {
+      const ExpertLoad load = expert_load(layer, rt_.memory);
+      r.expert_load_max.push_back(load.max_over_mean);
+      r.expert_load_min.push_back(load.min_over_mean);
+      r.experts_idle.push_back(load.idle);
+      r.expert_load_entropy.push_back(load.entropy);
+    }
+    r.router_entropy = g.stats.router_entropy;
+    r.router_balance_loss = g.stats.balance_loss;
+    r.router_z_loss = g.stats.z_loss;
   }
   log_->train(r);
 }

@@ -121,6 +121,11 @@ void validate_run_config(const RunConfig& config, const std::string& where) {
   check.real("eps", t.eps, t.eps > 0, "above 0");
   check.real("weight_decay", t.weight_decay, t.weight_decay >= 0, "at least 0");
   check.real("grad_clip", t.grad_clip, t.grad_clip >= 0, "at least 0 (0: no clipping)");
+  check.real("router_bias_rate", t.router_bias_rate, t.router_bias_rate >= 0 && t.router_bias_rate <= 1,
+             "from 0 (experts are not balanced) to 1");
+  check.real("router_aux_loss_coef", t.router_aux_loss_coef, t.router_aux_loss_coef >= 0,
+             "at least 0 (0: none)");
+  check.real("router_z_loss_coef", t.router_z_loss_coef, t.router_z_loss_coef >= 0, "at least 0 (0: none)");
   check.real("time_limit_seconds", t.time_limit_seconds, t.time_limit_seconds >= 0,
              "at least 0 (0: no limit)");
   if (t.state_dtype == StateDType::bf16 && t.dtype != TrainDType::bf16)

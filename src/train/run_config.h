@@ -59,6 +59,10 @@ struct TrainConfig {
   double weight_decay = 0.1;
   double grad_clip = 1.0;
   int64_t max_nonfinite_steps = 10;
+  // Mixture of experts.
+  double router_bias_rate = 1e-3;
+  double router_aux_loss_coef = 0.0;
+  double router_z_loss_coef = 0.0;
   // What is reported and kept.
   int64_t log_interval = 10;
   int64_t eval_interval = 100;
@@ -101,6 +105,12 @@ struct TrainConfig {
     visit("grad_clip", &T::grad_clip, "largest global gradient norm; 0: no clipping");
     visit("max_nonfinite_steps", &T::max_nonfinite_steps,
           "stop after so many steps in a row whose gradients are not finite (each is skipped)");
+    visit("router_bias_rate", &T::router_bias_rate,
+          "experts: how far a step moves the bias of each towards the mean load; 0: not at all");
+    visit("router_aux_loss_coef", &T::router_aux_loss_coef,
+          "experts: factor of the balance loss of each sequence; 0: none");
+    visit("router_z_loss_coef", &T::router_z_loss_coef,
+          "experts: factor of the mean squared log-sum-exp of the router's logits; 0: none");
     visit("log_interval", &T::log_interval, "steps between lines of log.jsonl");
     visit("eval_interval", &T::eval_interval, "steps between held-out evaluations; 0: only at checkpoints");
     visit("eval_tokens", &T::eval_tokens, "held-out tokens an evaluation reads at most; 0: all");

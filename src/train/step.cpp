@@ -41,7 +41,8 @@ void add_weighted(std::vector<double>& sum, const std::vector<double>& value, do
 }  // namespace
 
 StepGradient accumulate_gradient(Runtime& rt, Model& model, std::vector<TrainBatch>& micro_batches,
-                                 Recompute recompute, bool want_stats, const std::atomic<bool>* stop) {
+                                 Recompute recompute, bool want_stats, const std::atomic<bool>* stop,
+                                 const RouterLosses& router) {
   StepGradient out;
   int64_t run_tokens = 0;
   for (const TrainBatch& b : micro_batches) {
@@ -52,6 +53,7 @@ StepGradient accumulate_gradient(Runtime& rt, Model& model, std::vector<TrainBat
   model.weights().zero_grad();
   ForwardOptions options;
   options.stop = stop;
+  options.router = router;
   for (TrainBatch& b : micro_batches) {
     if (b.targets == 0) continue;
     DeviceBatch device(rt, model, b);
@@ -71,6 +73,10 @@ StepGradient accumulate_gradient(Runtime& rt, Model& model, std::vector<TrainBat
       add_weighted(out.stats.sparse_gate_mean, stats.sparse_gate_mean, share);
       add_weighted(out.stats.window_gate_mean, stats.window_gate_mean, share);
       add_weighted(out.stats.selection_overlap, stats.selection_overlap, share);
+      const double counted = static_cast<double>(b.targets) / static_cast<double>(out.targets);
+      add_weighted(out.stats.router_entropy, stats.router_entropy, counted);
+      add_weighted(out.stats.balance_loss, stats.balance_loss, counted);
+      add_weighted(out.stats.z_loss, stats.z_loss, counted);
     }
   }
   return out;

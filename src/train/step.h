@@ -14,16 +14,18 @@ struct StepGradient {
   double loss_sum = 0.0;  // nats over all targets
   int64_t targets = 0;    // labels that count
   int64_t tokens = 0;
-  bool stopped = false;     // asked to stop on the way: the gradient is not whole
-  Model::TrainStats stats;  // means over the micro-batches, by tokens; only when wanted
+  bool stopped = false;  // asked to stop on the way: the gradient is not whole
+  // Means over the micro-batches, by tokens (of the routers by labels that count); only when wanted.
+  Model::TrainStats stats;
   double mean_loss() const { return targets > 0 ? loss_sum / static_cast<double>(targets) : 0.0; }
 };
 
 // Zeroes the gradients and adds those of every micro-batch, each normalised by the targets of all of them:
-// how rows are split changes memory, not the gradient. A micro-batch without targets adds 0 and is not run.
+// how rows are split changes memory, not the gradient. The load of experts (Weights) is that of the step. A
+// micro-batch without targets adds 0 and is not run.
 StepGradient accumulate_gradient(Runtime& rt, Model& model, std::vector<TrainBatch>& micro_batches,
                                  Recompute recompute, bool want_stats,
-                                 const std::atomic<bool>* stop = nullptr);
+                                 const std::atomic<bool>* stop = nullptr, const RouterLosses& router = {});
 
 // Losses of a batch, no gradients: nats of every token (0 where the label is ignored), on the host in f64.
 std::vector<double> batch_losses(Runtime& rt, Model& model, TrainBatch& batch);

@@ -64,6 +64,15 @@ struct LogFile {
   LogFile& operator=(const LogFile&) = delete;
 };
 
+// Nothing for a model without experts.
+std::vector<std::pair<const char*, const std::vector<double>*>> of_experts(const TrainRecord& r) {
+  if (r.expert_load_max.empty()) return {};
+  return {{"expert_load_max", &r.expert_load_max}, {"expert_load_min", &r.expert_load_min},
+          {"experts_idle", &r.experts_idle},       {"expert_load_entropy", &r.expert_load_entropy},
+          {"router_entropy", &r.router_entropy},   {"router_balance_loss", &r.router_balance_loss},
+          {"router_z_loss", &r.router_z_loss}};
+}
+
 }  // namespace
 
 struct TrainLog::Impl {
@@ -119,9 +128,10 @@ void TrainLog::train(const TrainRecord& r) {
     add("selection_overlap", r.selection_overlap);
     add("sparse_sink_mean", r.sparse_sink_mean);
     add("window_sink_mean", r.window_sink_mean);
+    for (const auto& [name, layers] : of_experts(r)) add(name, *layers);
     return values;
   }());
-  impl_->line({{"kind", "train"},
+  Json line = {{"kind", "train"},
                {"step", r.step},
                {"tokens", r.tokens},
                {"loss", number(r.loss)},
@@ -132,7 +142,9 @@ void TrainLog::train(const TrainRecord& r) {
                {"window_gate_mean", numbers(r.window_gate_mean)},
                {"selection_overlap", numbers(r.selection_overlap)},
                {"sparse_sink_mean", numbers(r.sparse_sink_mean)},
-               {"window_sink_mean", numbers(r.window_sink_mean)}});
+               {"window_sink_mean", numbers(r.window_sink_mean)}};
+  for (const auto& [name, layers] : of_experts(r)) line[name] = numbers(*layers);
+  impl_->line(line);
 }
 
 void TrainLog::eval(const EvalRecord& r) {

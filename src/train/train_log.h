@@ -25,6 +25,11 @@ struct TrainRecord {
   // A layer; NaN (null in the file) where the layer has no such thing. Sinks: mean over heads.
   std::vector<double> sparse_gate_mean, window_gate_mean, selection_overlap, sparse_sink_mean,
       window_sink_mean;
+  // Models with experts: a layer, NaN where it has none. Loads are tokens of an expert in the step: the
+  // largest and the smallest over the mean, how many experts had none, and the entropy of the shares (1:
+  // even). Of the scores of a token: their mean entropy; and the router's losses.
+  std::vector<double> expert_load_max, expert_load_min, experts_idle, expert_load_entropy, router_entropy,
+      router_balance_loss, router_z_loss;
 };
 struct EvalRecord {
   int64_t step = 0;

@@ -65,6 +65,34 @@ TEST_F(Cli, TrainedModelWorksInEveryCommand) {
   EXPECT_TRUE(list.is_array() && !list.empty());
 }
 
+// A mixture of experts goes through every command.
+TEST_F(Cli, ExpertsWorkInEveryCommand) {
+  const std::string sets =
+      " --set n_routed_experts=4 --set num_experts_per_tok=2 --set moe_intermediate_size=24 --set "
+      "first_k_dense_replace=1 --set n_shared_experts=1";
+  const std::string train =
+      "train --config " + path("config.json") + sets + " --data " + path("data") + " --out ";
+  expect_ok(train + path("moe"));
+  expect_ok(train + path("moe2"));
+  fs::remove_all(path("moe2/checkpoints/step-00000012"));
+  expect_ok(train + path("moe2") + " --resume --threads 1");
+  EXPECT_TRUE(read_text(path("moe/model/model.safetensors")) ==
+              read_text(path("moe2/model/model.safetensors")));
+  EXPECT_NE(read_text(path("moe/log.jsonl")).find("\"expert_load_max\":[null,"), std::string::npos);
+  const std::string model = " --model " + path("moe/model");
+  for (const char* weights : {"dtype", "int8"}) {
+    const std::string how = std::string(" --weights ") + weights;
+    expect_ok("generate" + model + " --prompt \"Line 1\" --max-new-tokens 8 --seed 3" + how);
+    expect_ok("perplexity" + model + " --input " + path("text.txt") + how);
+  }
+  const Result seen = run("inspect " + path("moe/model"));
+  EXPECT_EQ(seen.code, 0);
+  EXPECT_NE(seen.output.find("4 experts, 2 a token, 1 shared"), std::string::npos) << seen.output;
+  expect_ok("plan --config " + path("moe/model") + " --context 4096 --json");
+  const Result gguf = run("export" + model + " --out " + path("moe.gguf"));
+  EXPECT_EQ(gguf.code, 2) << gguf.output;
+}
+
 TEST_F(Cli, SameSeedSameText) {
   const std::string command = "generate --model " + path("run/model") +
                               " --prompt \"Line 2\" --max-new-tokens 24 --seed 5 --threads ";

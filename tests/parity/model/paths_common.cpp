@@ -123,7 +123,7 @@ Outcome run(Subject& s, const std::vector<int32_t>& tokens, const Path& path, co
     Arena arena;
     Trace trace;
     trace.arena = &arena;
-    trace.want_selection = true;
+    trace.want_selection = trace.want_experts = true;
     trace.want_scores = options.want_scores;
     SelectionMap pinned;
     if (options.pinned) {
@@ -133,7 +133,16 @@ Outcome run(Subject& s, const std::vector<int32_t>& tokens, const Path& path, co
                     pinned[layer].as<int32_t>());
       }
     }
+    const int64_t active = s.config.num_experts_per_tok;
+    RouteMap experts;
+    if (options.experts) {
+      for (const auto& [layer, all] : *options.experts) {
+        experts[layer] = arena.alloc(DType::i32, {count, active});
+        std::copy_n(all.begin() + past * active, count * active, experts[layer].as<int32_t>());
+      }
+    }
     ForwardOptions forward;
+    if (options.experts) forward.pinned_experts = &experts;
     forward.trace = &trace;
     if (options.pinned) forward.pinned = &pinned;
     const TensorView ids = arena.alloc(DType::i32, {count});
@@ -152,6 +161,9 @@ Outcome run(Subject& s, const std::vector<int32_t>& tokens, const Path& path, co
     for (const auto& [layer, idx] : trace.selection)
       std::copy_n(idx.as<int32_t>(), count * heads * entries,
                   out.selection[layer].begin() + past * heads * entries);
+    for (const auto& [layer, chosen] : trace.experts)
+      out.experts[layer].insert(out.experts[layer].end(), chosen.as<int32_t>(),
+                                chosen.as<int32_t>() + count * active);
     for (const auto& [layer, scores] : trace.block_scores)
       for (int64_t row = 0; row < count * heads; ++row)
         for (int64_t j = 0; j < scores.dim(2); ++j)
@@ -195,8 +207,11 @@ void expect_logits(const Outcome& got, const Outcome& want, DType compute) {
 }
 
 void Agreement::print(const std::string& what) const {
-  std::printf("%s: %lld selections, %lld at near-ties of the float64 log-scores\n", what.c_str(),
-              static_cast<long long>(rows), static_cast<long long>(near_ties));
+  std::printf(
+      "%s: %lld selections, %lld at near-ties of the float64 log-scores; %lld routes, %lld of other "
+      "experts\n",
+      what.c_str(), static_cast<long long>(rows), static_cast<long long>(near_ties),
+      static_cast<long long>(tokens), static_cast<long long>(rerouted));
 }
 
 void expect_free_agreement(Subject& reference, const std::vector<int32_t>& tokens, const Outcome& truth,
@@ -207,10 +222,22 @@ void expect_free_agreement(Subject& reference, const std::vector<int32_t>& token
     return expect_logits(got, truth, compute);
   }
   Outcome followed;
-  const bool same = got.selection == truth.selection;
+  for (const auto& [layer, chosen] : got.experts) {
+    const auto& other = truth.experts.at(layer);
+    ASSERT_EQ(chosen.size(), other.size());
+    const auto k = static_cast<size_t>(c.num_experts_per_tok);
+    for (size_t t = 0; t < chosen.size(); t += k) {
+      ++sum.tokens;
+      sum.rerouted += !std::equal(chosen.begin() + std::ptrdiff_t(t), chosen.begin() + std::ptrdiff_t(t + k),
+                                  other.begin() + std::ptrdiff_t(t));
+    }
+  }
+  EXPECT_LE(100 * sum.rerouted, sum.tokens);
+  const bool same = got.selection == truth.selection && got.experts == truth.experts;
   if (!same) {
     RunOptions options;
     options.pinned = &got.selection;
+    options.experts = &got.experts;
     options.want_scores = true;
     followed = run(reference, tokens, train(), options);
   }

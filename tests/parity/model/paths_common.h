@@ -37,11 +37,14 @@ std::vector<int32_t> random_tokens(int64_t n, uint64_t seed, int64_t vocab = 97)
 using Selections = std::map<int, std::vector<int32_t>>;  // per emitting layer [T, Hkv, entries]
 using Scores = std::map<int, std::vector<double>>;       // per emitting layer [T, Hkv, ceil(T / block)]
 
+using Routes = std::map<int, std::vector<int32_t>>;  // per MoE layer [T, num_experts_per_tok]
+
 struct Outcome {
   int64_t tokens = 0, entries = 0;
   std::vector<double> logits;  // [T, vocab]
   Selections selection;
   Scores scores;
+  Routes experts;
 };
 
 // A path is a list of chunk lengths; an empty one is the training forward, without a cache.
@@ -52,6 +55,7 @@ Path chunks(int64_t n, int64_t size);
 
 struct RunOptions {
   const Selections* pinned = nullptr;
+  const Routes* experts = nullptr;  // pinned, too
   bool want_scores = false;
   int64_t page_size = 0;
 };
@@ -67,6 +71,8 @@ void expect_logits(const Outcome& got, const Outcome& want, DType compute);
 struct Agreement {
   int64_t rows = 0;       // (layer, KV head, token) selections looked at
   int64_t near_ties = 0;  // of those: not the float64 selection, but tied with it within 1e-5
+  int64_t tokens = 0;     // (MoE layer, token) routes looked at
+  int64_t rerouted = 0;   // of those: other experts than the float64 ones, at most one in a hundred
   void print(const std::string& what) const;
 };
 // Free agreement: `got` chose its own selections. The float64 reference follows them, so that a flipped block

@@ -12,6 +12,13 @@ struct Variant {
   std::function<void(ModelConfig&)> change;
 };
 
+void with_experts(ModelConfig& c) {
+  c.n_routed_experts = 8;
+  c.num_experts_per_tok = 3;
+  c.moe_intermediate_size = 32;
+  c.first_k_dense_replace = 1;
+}
+
 const std::vector<Variant>& variants() {
   static const std::vector<Variant> list{
       {"full", [](ModelConfig& c) { c.attention = AttentionKind::full; }},
@@ -51,6 +58,25 @@ const std::vector<Variant>& variants() {
          c.v_head_dim = 16;
          c.tie_word_embeddings = true;
        }},
+      {"experts", with_experts},
+      {"experts_hybrid_swa",
+       [](ModelConfig& c) {
+         with_experts(c);
+         c.attention = AttentionKind::hybrid_swa;
+       }},
+      {"experts_gated_full",
+       [](ModelConfig& c) {
+         with_experts(c);
+         c.attention = AttentionKind::full;
+         c.full_attention_gate = true;
+       }},
+      {"shared_experts",
+       [](ModelConfig& c) {
+         with_experts(c);
+         c.n_shared_experts = 2;
+         c.norm_topk_prob = false;
+         c.routed_scaling_factor = 0.8;
+       }},
       {"sparse_at_once",
        [](ModelConfig& c) {
          c.attention.reset();
@@ -76,6 +102,7 @@ TEST_P(Kinds, EveryPathAgrees) {
     const Outcome truth = run(reference, tokens, train(), {.want_scores = true});
     RunOptions pinned;
     pinned.pinned = &truth.selection;
+    pinned.experts = &truth.experts;
     Agreement sum;
     for (const Path& path :
          {train(), one_shot(n), chunks(n, 1), chunks(n, 7), chunks(n, 64), Path{19, 21, 1, 40, 69}}) {

@@ -211,12 +211,12 @@ TEST_F(ModelDir, EndIdsOfTheGenerationConfigAreAdded) {
   }
 }
 
-TEST_F(ModelDir, AnExpertConfigIsCheckedButNotRun) {
+TEST_F(ModelDir, AnExpertConfigNeedsItsExperts) {
   const fs::path dir = make(config());
   replace(dir / "config.json", "\"n_routed_experts\": 0", "\"n_routed_experts\": 4");
   replace(dir / "config.json", "\"num_experts_per_tok\": 0", "\"num_experts_per_tok\": 2");
   replace(dir / "config.json", "\"moe_intermediate_size\": 0", "\"moe_intermediate_size\": 16");
-  EXPECT_HAS(refusal(dir), "do not run in this version");
+  EXPECT_HAS(refusal(dir), "mlp.experts.0.gate_proj.weight");
   const ModelConfig c = load_model_config(dir);
   try {
     check_model_dir(dir, c);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "unit/model/tiny.h"
 
@@ -15,6 +16,7 @@ struct Case {
   AttentionKind kind = AttentionKind::hysparse;
   std::function<void(ModelConfig&)> change;
   std::vector<int64_t> documents = {29, 1, 13};
+  RouterLosses router = {};
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -23,6 +25,7 @@ void PrintTo(const Case& c, std::ostream* out) {
 
 std::vector<Case> cases() {
   using C = ModelConfig;
+  const auto experts = tiny::with_experts;
   const auto hysparse = AttentionKind::hysparse;
   return {
       {"full", AttentionKind::full, {}},
@@ -57,6 +60,21 @@ std::vector<Case> cases() {
          const std::string f = "full_attention", s = "hysparse_attention", w = "sliding_attention";
          c.layer_types = {w, f, s, w, s, f, f, s, w};
        }},
+      {"experts", hysparse, experts},
+      {"experts_hybrid", AttentionKind::hybrid_swa, experts},
+      {"experts_gated_full", AttentionKind::full,
+       [=](C& c) {
+         experts(c);
+         c.full_attention_gate = true;
+       }},
+      {"experts_shared", hysparse,
+       [=](C& c) {
+         experts(c);
+         c.n_shared_experts = 2;
+         c.norm_topk_prob = false;
+         c.first_k_dense_replace = 0;
+       }},
+      {"experts_router_losses", hysparse, experts, {29, 1, 13}, {0.7, 0.3}},
   };
 }
 
@@ -82,11 +100,23 @@ class Differences {
       value[i] += step * d;
     }
     ++w.version;
-    m_.model->forward_loss(m_.rt, docs_.batch, docs_.tokens, docs_.labels, loss_, options_);
+    double sum = 0;
+    if (options_.router.balance != 0 || options_.router.z != 0) {
+      Model::TrainStats stats;  // they are a part of the training pass alone
+      for (const double nats : tiny::train(m_, docs_, options_, Recompute::none, 0, &stats)) sum += nats;
+      double targets = 0;
+      for (int64_t t = 0; t < docs_.batch.tokens(); ++t)
+        targets += docs_.labels.view().as<int32_t>()[t] != kIgnoreLabel;
+      for (size_t i = 0; i < m_.plan.size(); ++i)
+        if (m_.plan[i].moe)
+          sum += targets *
+                 (options_.router.balance * stats.balance_loss[i] + options_.router.z * stats.z_loss[i]);
+    } else {
+      m_.model->forward_loss(m_.rt, docs_.batch, docs_.tokens, docs_.labels, loss_, options_);
+      for (int64_t t = 0; t < docs_.batch.tokens(); ++t) sum += loss_.view().as<double>()[t];
+    }
     for (size_t j = 0; j < direction.size(); ++j) value[direction[j].first] = before[j];
     ++w.version;
-    double sum = 0;
-    for (int64_t t = 0; t < docs_.batch.tokens(); ++t) sum += loss_.view().as<double>()[t];
     return sum * scale_;
   }
   tiny::Machine& m_;
@@ -96,22 +126,44 @@ class Differences {
   Tensor loss_;
 };
 
+// The weights of experts that no token of the last training pass chose.
+std::set<const Weight*> unused_experts(const Weights& weights) {
+  std::set<const Weight*> out;
+  for (const LayerWeights& layer : weights.layers)
+    for (size_t e = 0; e < layer.expert_gate.size(); ++e)
+      if (layer.expert_load.as<int64_t>()[e] == 0)
+        out.insert({&layer.expert_gate[e], &layer.expert_up[e], &layer.expert_down[e]});
+  return out;
+}
+
 // `entries` single entries a tensor beside the direction.
 void check_gradients(const Case& c, int entries) {
   tiny::Machine m(tiny::config(c.kind, c.change));
   tiny::Documents docs(c.documents);
   docs.labels.view().as<int32_t>()[3] = kIgnoreLabel;
   const tiny::Pinned pinned(m, docs);
-  ForwardOptions options;
-  options.pinned = &pinned.map;
+  ForwardOptions options = pinned.options();
+  options.router = c.router;
   const double scale = 1.0 / static_cast<double>(docs.batch.tokens());
   tiny::train(m, docs, options, Recompute::none, scale);
   Differences differences(m, docs, options, scale);
 
   double worst = 0;
   Rng rng(99);
-  for (Weight* w : m.weights.all()) {
-    const std::vector<double> grad = tiny::values(w->grad);
+  const std::vector<std::vector<double>> grads = tiny::gradients(m);
+  const std::set<const Weight*> unused = unused_experts(m.weights);
+  EXPECT_LE(unused.size() * 4, grads.size());
+  for (size_t k = 0; k < grads.size(); ++k) {
+    Weight* w = m.weights.all()[k];
+    const std::vector<double>& grad = grads[k];
+    if (w->name.find("e_score_correction_bias") != std::string::npos) {
+      EXPECT_TRUE(grad.empty());  // moved by balancing, not by a gradient
+      continue;
+    }
+    if (unused.count(w)) {
+      EXPECT_EQ(tiny::max_abs(grad), 0) << w->name;
+      continue;
+    }
     const auto n = static_cast<int64_t>(grad.size());
     double norm = 0, length = 0;
     for (double g : grad) norm += g * g;

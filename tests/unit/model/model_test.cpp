@@ -349,19 +349,6 @@ TEST(Model, TokensOutsideTheVocabularyAreRefused) {
   }
 }
 
-TEST(Model, ExpertLayersAreRefusedInWords) {
-  const ModelConfig c = tiny::config(AttentionKind::hysparse, [](ModelConfig& k) {
-    k.n_routed_experts = 4;
-    k.num_experts_per_tok = 2;
-    k.moe_intermediate_size = 16;
-  });
-  EXPECT_NE(refusal([&] { Weights(c, build_layer_plan(c), {}); }).find("do not run in this version"),
-            std::string::npos);
-  ModelConfig dense = tiny::config();
-  Weights weights(dense, build_layer_plan(dense), {});
-  EXPECT_NE(refusal([&] { Model(c, weights); }).find("do not run in this version"), std::string::npos);
-}
-
 TEST(Weights, TwinsStartFromTheSameSharedTensors) {
   const ModelConfig c = tiny::config();
   for (const AttentionKind kind : {AttentionKind::full, AttentionKind::hybrid_swa, AttentionKind::window}) {

@@ -125,7 +125,8 @@ TEST(PlanReport, FlopsOfAnAttentionByCounting) {
 // The plan's list of activations is the model's: what a step really keeps.
 TEST(PlanReport, ActivationsAreThoseOfAStep) {
   const auto cases = {
-      tiny::config(), tiny::config(AttentionKind::full, [](ModelConfig& c) { c.full_attention_gate = true; }),
+      tiny::config(),
+      tiny::config(AttentionKind::full, [](ModelConfig& c) { c.full_attention_gate = true; }),
       tiny::config(AttentionKind::hybrid_swa),
       tiny::config(AttentionKind::hysparse,
                    [](ModelConfig& c) {
@@ -133,7 +134,12 @@ TEST(PlanReport, ActivationsAreThoseOfAStep) {
                      c.hysparse_window = WindowMode::shared;
                      c.hysparse_gate = GateGranularity::channel;
                    }),
-      tiny::config(AttentionKind::hysparse, [](ModelConfig& c) { c.hysparse_window = WindowMode::none; })};
+      tiny::config(AttentionKind::hysparse, [](ModelConfig& c) { c.hysparse_window = WindowMode::none; }),
+      tiny::config(AttentionKind::hysparse, tiny::with_experts),
+      tiny::config(AttentionKind::full, [](ModelConfig& c) {
+        tiny::with_experts(c);
+        c.n_shared_experts = 2;
+      })};
   for (const ModelConfig& c : cases) {
     tiny::Machine m(c);
     const tiny::Documents docs({64});

@@ -36,6 +36,15 @@ inline ModelConfig config(AttentionKind kind = AttentionKind::hysparse,
   return c;
 }
 
+// Some experts in every layer but the first.
+inline void with_experts(ModelConfig& c) {
+  c.n_routed_experts = 5;
+  c.num_experts_per_tok = 2;
+  c.moe_intermediate_size = 32;
+  c.first_k_dense_replace = 1;
+  c.routed_scaling_factor = 1.5;
+}
+
 inline void set(const TensorView& v, int64_t i, double x) {
   if (v.dtype == DType::f64) v.as<double>()[i] = x;
   if (v.dtype == DType::f32) v.as<float>()[i] = static_cast<float>(x);
@@ -153,21 +162,32 @@ inline std::vector<double> train(Machine& m, const Documents& docs, const Forwar
 
 inline std::vector<std::vector<double>> gradients(Machine& m) {
   std::vector<std::vector<double>> out;
-  for (Weight* w : m.weights.all()) out.push_back(values(w->grad));
+  for (Weight* w : m.weights.all()) out.push_back(w->grad ? values(w->grad) : std::vector<double>{});
   return out;
 }
 
-// The selections that a free forward makes.
+// The selections and routes that a free forward makes.
 struct Pinned {
   Pinned(Machine& m, const Documents& docs) {
     Trace trace;
     trace.arena = &arena;
-    trace.want_selection = true;
-    logits(m, docs, {nullptr, &trace});
+    trace.want_selection = trace.want_experts = true;
+    ForwardOptions options;
+    options.trace = &trace;
+    logits(m, docs, options);
     map = trace.selection;
+    experts = trace.experts;
+  }
+  // Options that keep to them.
+  ForwardOptions options() const {
+    ForwardOptions o;
+    o.pinned = &map;
+    o.pinned_experts = &experts;
+    return o;
   }
   Arena arena;
   SelectionMap map;
+  RouteMap experts;
 };
 
 }  // namespace hysparse::tiny

@@ -187,6 +187,37 @@ TEST_P(TrainResume, ThreeTimesOnOtherThreadCounts) {
   expect_same_run("whole", "parts");
 }
 
+// With experts: their biases and the log of their loads are part of what continues.
+TEST_P(TrainResume, ExpertsContinueToTheBit) {
+  RunConfig c = config(GetParam());
+  c.model.n_routed_experts = 8;
+  c.model.num_experts_per_tok = 2;
+  c.model.moe_intermediate_size = 16;
+  c.model.first_k_dense_replace = 1;
+  c.train.router_bias_rate = 0.01;
+  c.train.router_aux_loss_coef = 0.01;
+  c.train.router_z_loss_coef = 0.001;
+  run_in_parts(c, "whole", {}, {1});
+  run_in_parts(c, "parts", {9, 13}, {2, 1, 4});
+  expect_same_run("whole", "parts");
+  const std::vector<float> bias = weight("whole", 20, "model.layers.1.mlp.gate.e_score_correction_bias");
+  ASSERT_EQ(bias.size(), 8u);
+  EXPECT_GT(*std::max_element(bias.begin(), bias.end()), 0.0f);
+  EXPECT_LT(*std::min_element(bias.begin(), bias.end()), 0.0f);
+  for (const float x : bias) EXPECT_NEAR(x * 100, std::round(x * 100), 1e-4) << "whole moves of the rate";
+  for (const Json& line : log_lines("whole", "train")) {
+    for (const char* key : {"expert_load_max", "expert_load_min", "experts_idle", "expert_load_entropy",
+                            "router_entropy", "router_balance_loss", "router_z_loss"}) {
+      ASSERT_EQ(line.at(key).size(), 9u) << key;
+      EXPECT_TRUE(line.at(key)[0].is_null()) << key;  // a dense layer
+      for (int layer = 1; layer < 9; ++layer) EXPECT_TRUE(line.at(key)[layer].is_number()) << key;
+    }
+    EXPECT_GE(line.at("expert_load_max")[4].get<double>(), 1.0);
+    EXPECT_LE(line.at("expert_load_min")[4].get<double>(), 1.0);
+    EXPECT_LE(line.at("router_entropy")[4].get<double>(), 1.0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, TrainResume, testing::Values(TrainDType::f32, TrainDType::bf16),
                          [](const auto& info) { return std::string(enum_name(info.param)); });
 
@@ -511,6 +542,7 @@ TEST_F(TrainLoop, TheLogShowsEveryLayersGatesSinksAndOverlap) {
         EXPECT_EQ(line.at(key)[layer].is_number(), sparse) << key << " " << layer;
     }
     ASSERT_EQ(line.at("selection_overlap").size(), 9u);
+    EXPECT_FALSE(line.contains("expert_load_max"));  // no experts, no word of them
   }
   const std::vector<Json> evals = log_lines("run", "eval");
   ASSERT_EQ(evals.size(), 3u);  // 7, 14 and the end
