@@ -129,7 +129,7 @@ TrainingMemory training_memory(const ModelConfig& c, const LayerPlan& plan, int6
     for (const int64_t d : spec.shape) n = product(n, d);
     const bool narrow = options.narrow_state && spec.shape.size() == 2;
     m.weights = sum(m.weights, product(n, t < a && !spec.always_f32 ? a + t : a));
-    m.gradients = sum(m.gradients, product(n, narrow ? t : a));
+    if (spec.trained) m.gradients = sum(m.gradients, product(n, narrow ? t : a));
   }
   m.optimizer = product(m.gradients, 2);
   for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::layer}) {

@@ -69,7 +69,7 @@ struct RouterStats {
 
 // Host loops over what the router saw, in f64 (RouteBackward in kernels/ops.h has the formulas).
 RouterStats router_stats(Pass& p, const LayerSaved& s) {
-  const int64_t n = p.tokens(), experts = s.router_logits.dim(1), k = s.chosen.dim(1);
+  const int64_t experts = s.router_logits.dim(1), k = s.chosen.dim(1);
   std::vector<double> logits;
   if (s.router_logits.dtype == DType::f64) {
     logits = on_host<double>(p.rt, s.router_logits);

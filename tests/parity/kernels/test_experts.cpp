@@ -223,7 +223,9 @@ TEST_P(Experts, GroupedLinear) {
       append(dx_bound, abs_product(dye, transpose(we, s.out, s.in), m, s.in, s.out));
       append(dw_bound,
              plus_abs(abs_product(transpose(dye, m, s.out), transpose(xe, m, s.in), s.out, s.in, m), before));
-      if (m == 0) EXPECT_EQ(part(values(dw[1]), e, s.out * s.in), before) << "an expert without rows";
+      if (m == 0) {
+        EXPECT_EQ(part(values(dw[1]), e, s.out * s.in), before) << "an expert without rows";
+      }
     }
     EXPECT_TRUE(b.close("y", y, y_bound));
     EXPECT_TRUE(b.close("dx", dx, dx_bound));

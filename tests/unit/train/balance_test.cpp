@@ -68,7 +68,9 @@ TEST(Balance, ACollapsedRouterRecovers) {
       last = 0;
       for (const LayerWeights& layer : m.weights.layers)
         if (layer.expert_load) last = std::max(last, expert_load(layer, host_memory()).max_over_mean);
-      if (step == 0) EXPECT_EQ(last, 4) << "eight experts, two of which have all";
+      if (step == 0) {
+        EXPECT_EQ(last, 4) << "eight experts, two of which have all";
+      }
       optimizer.step(machine.rt, train, 1e-4, optimizer.gradient_norm(machine.rt));
       balance_experts(m.weights, rate);
     }
