@@ -48,7 +48,9 @@ class TimedOps : public Ops {
   HYSPARSE_TIMED(window_attention_backward, WindowAttentionBackward, "window attention, backward")
   HYSPARSE_TIMED(gated_sum, GatedSumForward, "gates")
   HYSPARSE_TIMED(gated_sum_backward, GatedSumBackward, "gates")
-  bool experts() const override { return inner_.experts(); }
+  bool experts() const override {
+    return inner_.experts();
+  }
   HYSPARSE_TIMED(route, RouteForward, "router")
   HYSPARSE_TIMED(route_backward, RouteBackward, "router")
   HYSPARSE_TIMED(expert_tables, BuildExpertTables, "router")
