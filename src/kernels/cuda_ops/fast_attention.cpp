@@ -47,13 +47,6 @@ Params params_of(const Args& a, const FastKv& kv) {
   return p;
 }
 
-// False: no kernel for this shape on this GPU.
-bool done(int code, const char* what) {
-  if (code == HYSPARSE_UNSUPPORTED) return false;
-  cuda_library().check(code, what);
-  return true;
-}
-
 bool forward(Resident& resident, Runtime& rt, const AttentionForward& a, const AttentionSelect* select) {
   const TensorView& scores = a.block_scores;
   const int64_t block = select ? select->block : a.score_block;
@@ -63,21 +56,11 @@ bool forward(Resident& resident, Runtime& rt, const AttentionForward& a, const A
   if (!kv) return false;
   auto p = params_of<hysparse_cuda_attention_params>(a, *kv);
   p.batch = kv->batch.get();
-  p.block = static_cast<int32_t>(block);
-  if (scores) {
-    p.block_scores = scores.as<float>();
-    p.score_stride = scores.stride[1];
-  }
-  if (select) {
-    p.entries = static_cast<int32_t>(select->idx.dim(2));
-    p.force_first = select->force_first;
-    p.force_diagonal = select->force_diagonal;
-    p.idx = select->idx.as<int32_t>();
-  }
+  set_scores(p, a, select);
   const CudaLibrary& cuda = cuda_library();
   p.workspace_bytes = cuda.attention_workspace(&p);
   p.workspace = workspace(rt, p.workspace_bytes);
-  return done(cuda.attention(&p, nullptr), "attention");
+  return taken(cuda.attention(&p, nullptr), "attention");
 }
 
 // The index lists of a selection; kept in selection.prepared where the caller keeps one.
@@ -113,7 +96,7 @@ const FastSelection* prepare(Resident& resident, const Selection& selection, con
   made.memory = resident.pool->take(s.workspace_bytes);
   s.workspace = made.memory.get();
   hysparse_cuda_selection* handle = nullptr;
-  if (!done(cuda.selection_create(&s, nullptr, &handle), "selection")) return nullptr;
+  if (!taken(cuda.selection_create(&s, nullptr, &handle), "selection")) return nullptr;
   made.selection.reset(handle, [](hysparse_cuda_selection* p) { cuda_library().selection_destroy(p); });
   if (!kept) {
     own = std::move(made);
@@ -145,7 +128,7 @@ bool fast_attention_backward(Resident& resident, Runtime& rt, const AttentionBac
   const CudaLibrary& cuda = cuda_library();
   p.workspace_bytes = cuda.attention_backward_workspace(&p);
   p.workspace = workspace(rt, p.workspace_bytes);
-  return done(cuda.attention_backward(&p, nullptr), "attention backward");
+  return taken(cuda.attention_backward(&p, nullptr), "attention backward");
 }
 
 bool fast_sparse_attention(Resident& resident, Runtime& rt, const SparseAttentionForward& a) {
@@ -160,7 +143,7 @@ bool fast_sparse_attention(Resident& resident, Runtime& rt, const SparseAttentio
   const CudaLibrary& cuda = cuda_library();
   p.workspace_bytes = cuda.sparse_workspace(&p);
   p.workspace = workspace(rt, p.workspace_bytes);
-  return done(cuda.sparse_attention(&p, nullptr), "sparse attention");
+  return taken(cuda.sparse_attention(&p, nullptr), "sparse attention");
 }
 
 bool fast_sparse_attention_backward(Resident& resident, Runtime& rt, const SparseAttentionBackward& a) {
@@ -176,7 +159,7 @@ bool fast_sparse_attention_backward(Resident& resident, Runtime& rt, const Spars
   p.workspace_bytes = cuda.sparse_backward_workspace(&p);
   if (p.workspace_bytes == 0) return false;
   p.workspace = workspace(rt, p.workspace_bytes);
-  return done(cuda.sparse_backward(&p, nullptr), "sparse attention backward");
+  return taken(cuda.sparse_backward(&p, nullptr), "sparse attention backward");
 }
 
 bool fast_window_attention(Resident& resident, Runtime& rt, const WindowAttentionForward& a) {
@@ -186,7 +169,7 @@ bool fast_window_attention(Resident& resident, Runtime& rt, const WindowAttentio
   auto p = params_of<hysparse_cuda_window_params>(a, *kv);
   p.batch = kv->batch.get();
   p.window = static_cast<int32_t>(std::min<int64_t>(a.window, INT32_MAX));
-  return done(cuda_library().window_attention(&p, nullptr), "window attention");
+  return taken(cuda_library().window_attention(&p, nullptr), "window attention");
 }
 
 bool fast_window_attention_backward(Resident& resident, Runtime& rt, const WindowAttentionBackward& a) {
@@ -200,7 +183,7 @@ bool fast_window_attention_backward(Resident& resident, Runtime& rt, const Windo
   p.workspace_bytes = cuda.window_backward_workspace(&p);
   if (p.workspace_bytes == 0) return false;
   p.workspace = workspace(rt, p.workspace_bytes);
-  return done(cuda.window_backward(&p, nullptr), "window attention backward");
+  return taken(cuda.window_backward(&p, nullptr), "window attention backward");
 }
 
 }  // namespace hysparse::cuda_calls

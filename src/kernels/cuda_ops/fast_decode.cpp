@@ -44,13 +44,6 @@ hysparse_cuda_pages pages_of(Resident& resident, const RaggedBatch& batch, const
   return pages;
 }
 
-// False: no kernel for this shape on this GPU.
-bool done(int code, const char* what) {
-  if (code == HYSPARSE_UNSUPPORTED) return false;
-  cuda_library().check(code, what);
-  return true;
-}
-
 }  // namespace
 
 bool fast_decode(Resident& resident, Runtime& rt, const AttentionForward& a, const AttentionSelect* select) {
@@ -72,21 +65,11 @@ bool fast_decode(Resident& resident, Runtime& rt, const AttentionForward& a, con
   p.scale = static_cast<float>(a.scale);
   p.o = fast_tensor(a.o);
   p.lse = a.lse.as<float>();
-  p.block = static_cast<int32_t>(select ? select->block : a.score_block);
-  if (scores) {
-    p.block_scores = scores.as<float>();
-    p.score_stride = scores.stride[1];
-  }
-  if (select) {
-    p.entries = static_cast<int32_t>(select->idx.dim(2));
-    p.force_first = select->force_first;
-    p.force_diagonal = select->force_diagonal;
-    p.idx = select->idx.as<int32_t>();
-  }
+  set_scores(p, a, select);
   const CudaLibrary& cuda = cuda_library();
   p.workspace_bytes = cuda.decode_full_workspace(&p);
   p.workspace = workspace(rt, p.workspace_bytes);
-  return done(cuda.decode_full(&p, nullptr), "decode attention");
+  return taken(cuda.decode_full(&p, nullptr), "decode attention");
 }
 
 bool fast_decode(Resident& resident, Runtime&, const SparseWindowGated& a) {
@@ -139,7 +122,7 @@ bool fast_decode(Resident& resident, Runtime&, const SparseWindowGated& a) {
   p.gate_stride = a.gate_sparse.stride[0];
   p.gate_channels = gate_width != heads;
   p.out = fast_tensor(a.out);
-  return done(cuda_library().decode_sparse(&p, nullptr), "decode of a sparse layer");
+  return taken(cuda_library().decode_sparse(&p, nullptr), "decode of a sparse layer");
 }
 
 }  // namespace hysparse::cuda_calls

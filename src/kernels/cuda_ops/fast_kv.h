@@ -16,6 +16,28 @@ inline hysparse_cuda_tensor fast_tensor(const TensorView& t) {
   return {t.data, t.stride[0], t.stride[1]};
 }
 
+// False: there is no kernel for this shape on this GPU. Other codes than "done" throw.
+inline bool taken(int code, const char* what) {
+  if (code == HYSPARSE_UNSUPPORTED) return false;
+  cuda_library().check(code, what);
+  return true;
+}
+
+// What a full layer's calls, of any number of tokens, are to leave of block scores and selection.
+template <class Params>
+void set_scores(Params& p, const AttentionForward& a, const AttentionSelect* select) {
+  p.block = static_cast<int32_t>(select ? select->block : a.score_block);
+  if (a.block_scores) {
+    p.block_scores = a.block_scores.as<float>();
+    p.score_stride = a.block_scores.stride[1];
+  }
+  if (!select) return;
+  p.entries = static_cast<int32_t>(select->idx.dim(2));
+  p.force_first = select->force_first;
+  p.force_diagonal = select->force_diagonal;
+  p.idx = select->idx.as<int32_t>();
+}
+
 struct FastKv {
   FastBatch batch;
   TensorView k, v;  // [rows, Hkv, d|dv]
