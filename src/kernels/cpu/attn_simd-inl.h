@@ -9,16 +9,8 @@
 #include <hwy/highway.h>
 
 #include "kernels/cpu/attn_kernels.h"
+#include "kernels/cpu/unroll.h"
 #include "tensor/dtype.h"
-
-// Loops over registers must be unrolled whole, else they go through memory.
-#ifndef HYSPARSE_UNROLL
-#ifdef __clang__
-#define HYSPARSE_UNROLL _Pragma("unroll")
-#else
-#define HYSPARSE_UNROLL _Pragma("GCC unroll 16")
-#endif
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace hysparse::attn {

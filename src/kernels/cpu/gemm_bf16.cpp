@@ -3,6 +3,7 @@
 // of the binary may use them.
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/gemm_kernels.h"
+#include "kernels/cpu/unroll.h"
 
 #if defined(__x86_64__)
 
@@ -19,13 +20,6 @@
 
 #define HYSPARSE_BF16_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
 #define HYSPARSE_BF16_INLINE HYSPARSE_BF16_TARGET __attribute__((always_inline)) inline
-#ifdef __clang__
-#define HYSPARSE_UNROLL _Pragma("unroll")
-#define HYSPARSE_NO_UNROLL _Pragma("nounroll")
-#else
-#define HYSPARSE_UNROLL _Pragma("GCC unroll 16")
-#define HYSPARSE_NO_UNROLL _Pragma("GCC unroll 1")
-#endif
 
 namespace hysparse::gemm {
 namespace {

@@ -10,17 +10,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/cpu/gemm_kernels.h"
-
-// Loops over registers must be unrolled whole, else they go through memory.
-#ifndef HYSPARSE_UNROLL
-#ifdef __clang__
-#define HYSPARSE_UNROLL _Pragma("unroll")
-#define HYSPARSE_NO_UNROLL _Pragma("nounroll")
-#else
-#define HYSPARSE_UNROLL _Pragma("GCC unroll 16")
-#define HYSPARSE_NO_UNROLL _Pragma("GCC unroll 1")
-#endif
-#endif
+#include "kernels/cpu/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace hysparse::gemm {
