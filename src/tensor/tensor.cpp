@@ -170,10 +170,6 @@ static bool watched(const Memory* memory) {
 constexpr size_t kRange = size_t(1) << 40;  // addresses, not memory
 
 Arena::~Arena() {
-  free_slabs();
-}
-
-void Arena::free_slabs() noexcept {
   for (const Slab& s : slabs_) {
     if (watched(memory_)) permit(s.data, s.size);
     if (in_place_)
@@ -181,14 +177,6 @@ void Arena::free_slabs() noexcept {
     else
       memory_->release(s.data, s.size);
   }
-  slabs_.clear();
-  asked_ = in_place_ = false;
-}
-
-void Arena::trim() {
-  HYSPARSE_CHECK(current_ == 0 && used_ == 0, "trim of an arena in use");
-  memory_->synchronize();
-  free_slabs();
 }
 
 // False where the memory has slabs only.

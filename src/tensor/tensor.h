@@ -121,8 +121,6 @@ class Arena {
   Mark mark() const { return {current_, used_}; }
   void release(Mark m);
   void reset() { release({0, 0}); }
-  // Gives unused memory back; nothing must be allocated.
-  void trim();
   size_t bytes_reserved() const;
   Memory& memory() const { return *memory_; }
 
@@ -133,7 +131,6 @@ class Arena {
   };
   Memory* memory_;
   bool grow_in_place(size_t bytes);
-  void free_slabs() noexcept;
   std::vector<Slab> slabs_;
   bool asked_ = false, in_place_ = false;  // whether slabs_[0] is a range
   size_t current_ = 0, used_ = 0;

@@ -1,6 +1,7 @@
 #include "tensor/tensor.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cstring>
 #include <limits>
@@ -196,6 +197,50 @@ TEST(Arena, MarksNestAndSlabsAreReused) {
   }
   EXPECT_EQ(arena.bytes_reserved(), reserved);
   EXPECT_EQ(memory.allocations, allocations);
+}
+
+// Memory that grows in place: one range of addresses, no slabs.
+class RangeMemory : public CountingMemory {
+ public:
+  void* reserve(size_t bytes) override {
+    void* p = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? nullptr : p;
+  }
+  void commit(void* range, size_t from, size_t to) override {
+    EXPECT_EQ(from, committed);
+    EXPECT_EQ(from % kCommitStep + to % kCommitStep, 0u);
+    if (to > limit) throw Error(ErrorKind::failure, "the device is full");
+    ASSERT_EQ(mprotect(static_cast<std::byte*>(range) + from, to - from, PROT_READ | PROT_WRITE), 0);
+    committed = to;
+  }
+  void release_range(void* range, size_t bytes, size_t held) noexcept override {
+    EXPECT_EQ(held, committed);
+    EXPECT_EQ(munmap(range, bytes), 0);
+    committed = 0;
+  }
+  size_t committed = 0, limit = SIZE_MAX;
+};
+
+TEST(Arena, GrowsInPlaceWhereTheMemoryOffersARange) {
+  constexpr size_t kStep = Memory::kCommitStep;
+  RangeMemory memory;
+  {
+    Arena arena(memory);
+    auto* first = static_cast<std::byte*>(arena.alloc_bytes(kStep / 2));
+    const Arena::Mark mark = arena.mark();
+    auto* second = static_cast<std::byte*>(arena.alloc_bytes(3 * kStep));
+    EXPECT_GE(second, first + kStep / 2);
+    EXPECT_LT(second, first + kStep / 2 + 4096) << "nothing is lost between neighbours";
+    second[0] = second[3 * kStep - 1] = std::byte{1};
+    EXPECT_EQ(arena.bytes_reserved(), 4 * kStep) << "no more than the peak, in steps";
+    arena.release(mark);
+    EXPECT_EQ(arena.alloc_bytes(kStep), static_cast<void*>(second));
+    EXPECT_EQ(memory.committed, 4 * kStep) << "what was taken is used again";
+    memory.limit = 5 * kStep;
+    EXPECT_THROW(arena.alloc_bytes(8 * kStep), Error);
+    EXPECT_NE(arena.alloc_bytes(64), nullptr) << "a refused allocation leaves the arena as it was";
+  }
+  EXPECT_EQ(memory.committed, 0u);
 }
 
 TEST(Arena, ZeroesOnRequestOnly) {

@@ -39,6 +39,12 @@ std::vector<float> answers(Runtime& rt, AttentionKind kind) {
   return out;
 }
 
+TEST(Device, HostCodeThatReadsItsMemoryDies) {
+  FakeDevice device;
+  const auto* p = static_cast<const volatile char*>(device.allocate(1));
+  EXPECT_DEATH({ [[maybe_unused]] const char read = *p; }, "");
+}
+
 TEST(Device, ASessionTouchesItsMemoryThroughOperationsAlone) {
   for (const AttentionKind kind : {AttentionKind::hysparse, AttentionKind::full, AttentionKind::hybrid_swa}) {
     ThreadPool pool(2);
