@@ -95,6 +95,8 @@ int32_t finish_code(const GenerationObject& g) {
       return HYSPARSE_FINISH_LENGTH;
     case FinishReason::cancelled:
       return HYSPARSE_FINISH_CANCELLED;
+    case FinishReason::error:  // a Generator throws instead
+      break;
   }
   return HYSPARSE_FINISH_NONE;
 }

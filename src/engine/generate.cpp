@@ -25,15 +25,6 @@ int64_t answer_limit(const LogitsSource& source, size_t prompt, const GenerateOp
 
 }  // namespace
 
-const std::vector<std::pair<FinishReason, std::string_view>>& EnumNames<FinishReason>::list() {
-  static const std::vector<std::pair<FinishReason, std::string_view>> names = {
-      {FinishReason::stop, "stop"},
-      {FinishReason::eos, "eos"},
-      {FinishReason::length, "length"},
-      {FinishReason::cancelled, "cancelled"}};
-  return names;
-}
-
 Generator::Generator(LogitsSource& source, std::vector<int32_t> prompt, int64_t vocab,
                      GenerateOptions options)
     : source_(source),

@@ -7,18 +7,12 @@
 #include <string_view>
 #include <vector>
 
-#include "base/fields.h"
 #include "engine/logits_source.h"
+#include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/text_stream.h"
 
 namespace hysparse {
-
-enum class FinishReason { stop, eos, length, cancelled };
-template <>
-struct EnumNames<FinishReason> {
-  static const std::vector<std::pair<FinishReason, std::string_view>>& list();
-};
 
 struct GenerateOptions {
   SamplerOptions sampling;
