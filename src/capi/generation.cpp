@@ -30,7 +30,12 @@ struct GenerationObject {
     if (o.max_new_tokens < -1)
       throw expected_error("max_new_tokens", "-1 or more", std::to_string(o.max_new_tokens));
     GenerateOptions g;
-    g.sampling = {o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty, o.seed};
+    g.sampling = {.temperature = o.temperature,
+                  .top_k = o.top_k,
+                  .top_p = o.top_p,
+                  .min_p = o.min_p,
+                  .repetition_penalty = o.repetition_penalty,
+                  .seed = o.seed};
     g.sampling.check();
     g.max_new_tokens = o.max_new_tokens;
     g.stops = texts(o.stop, o.stop_count, "stop");

@@ -79,7 +79,7 @@ void Generator::read_prompt() {
   read_ = end;
   if (!logits_ || cancelled()) return finish(FinishReason::cancelled);
   if (end < n) return;
-  sampler_.see(prompt_);
+  sampler_.see_prompt(prompt_);
   if (limit_ == 0) finish(FinishReason::length);
 }
 
@@ -87,7 +87,7 @@ void Generator::read_prompt() {
 void Generator::draw() {
   if (cancelled()) return finish(FinishReason::cancelled);
   if (!out_.tokens.empty()) logits_ = source_.decode(out_.tokens.back());
-  const int32_t token = sampler_.sample(logits_.rows(0, drawable_), out_.tokens.size());
+  const int32_t token = sampler_.sample(logits_.rows(0, drawable_), out_.tokens.size(), scratch_);
   out_.tokens.push_back(token);
   if (options_.on_token) options_.on_token(token);
   if (std::find(options_.eos.begin(), options_.eos.end(), token) != options_.eos.end())

@@ -66,6 +66,7 @@ class Generator {
   const GenerateOptions options_;
   const int64_t drawable_, limit_;
   Sampler sampler_;
+  SamplerScratch scratch_;
   TextStream stream_;
   Generation out_;
   TensorView logits_;  // after the last token that the source has

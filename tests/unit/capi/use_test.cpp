@@ -172,7 +172,12 @@ Generation want(const std::vector<int32_t>& prompt, const hysparse_generate_opti
   session_options.context = o.context;
   Session session(machine.runtime(), text.model(), session_options);
   GenerateOptions g;
-  g.sampling = {o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty, o.seed};
+  g.sampling = {.temperature = o.temperature,
+                .top_k = o.top_k,
+                .top_p = o.top_p,
+                .min_p = o.min_p,
+                .repetition_penalty = o.repetition_penalty,
+                .seed = o.seed};
   g.max_new_tokens = o.max_new_tokens;
   g.stops = stops;
   if (!o.ignore_eos) g.eos = text.eos;
