@@ -193,7 +193,42 @@ struct Tokenizer::Impl {
       });
     }
 
+    void marked(std::string_view text, std::string_view trusted) {
+      size_t at = 0;  // of the text
+      each_marked(t_.raw, text, trusted, [&](std::string_view between) {
+        at = static_cast<size_t>(between.data() - text.data());
+        if (t_.nfc && !surely_nfc(between)) {  // where bytes came from is not followed through normalisation
+          const std::string nfc = to_nfc(between);
+          each(t_.normalised[0], nfc, [&](std::string_view rest) { plain(rest); });
+        } else {
+          each_marked(t_.normalised, between, trusted.substr(at, between.size()),
+                      [&](std::string_view rest) { plain(rest); });
+        }
+      });
+    }
+
    private:
+    // As each(), with special tokens only where every byte is trusted.
+    template <class Between>
+    void each_marked(const SpecialMatcher (&tokens)[2], std::string_view text, std::string_view trusted,
+                     Between&& between) {
+      size_t done = 0;
+      for (size_t at = 0; done < text.size();) {
+        SpecialMatcher::Match m = tokens[1].find(text, at);
+        if (m.length > 0 && t_.special[static_cast<size_t>(m.id)] != 0 &&
+            trusted.substr(m.begin, m.length).find('\0') != std::string_view::npos) {
+          const SpecialMatcher::Match ordinary = tokens[0].find(text, m.begin);
+          if (ordinary.length == 0 || ordinary.begin != m.begin) {
+            at = m.begin + 1;
+            continue;
+          }
+          m = ordinary;
+        }
+        if (m.begin > done) between(text.substr(done, m.begin - done));
+        if (m.length > 0) out_.push_back(m.id);
+        done = at = m.begin + m.length;
+      }
+    }
     template <class Between>
     void each(const SpecialMatcher& tokens, std::string_view text, Between&& between) {
       for (size_t at = 0; at < text.size();) {
@@ -290,6 +325,13 @@ Tokenizer Tokenizer::parse(std::string_view json, const std::string& where) {
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool parse_special) const {
   Impl::Run run(*impl_, parse_special, text.size(), nullptr);
   run.raw(text);
+  return run.finish();
+}
+
+std::vector<int32_t> Tokenizer::encode_marked(std::string_view text, std::string_view trusted) const {
+  HYSPARSE_CHECK(text.size() == trusted.size(), "{} bytes with {} marks", text.size(), trusted.size());
+  Impl::Run run(*impl_, true, text.size(), nullptr);
+  run.marked(text, trusted);
   return run.finish();
 }
 

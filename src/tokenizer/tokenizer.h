@@ -33,6 +33,9 @@ class Tokenizer {
   // A text as a model reads it from its beginning: start_ids() and the text's ids. With parse_special, a text
   // that begins with them itself does not get them twice.
   std::vector<int32_t> encode_from_start(std::string_view text, bool parse_special = false) const;
+  // `text` of which trusted[i] != 0 says whether byte i may be of a special token: only texts that are
+  // trusted from end to end become one. All else is encoded as if the text had no such borders.
+  std::vector<int32_t> encode_marked(std::string_view text, std::string_view trusted) const;
   // The same ids as encode()'s in the same order, handed over a few thousand at a time: for texts whose ids
   // would not fit.
   using IdSink = std::function<void(const int32_t* ids, size_t count)>;
