@@ -3,147 +3,23 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <map>
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "kv_driver.h"
 #include "tiny.h"
 
 namespace hysparse {
 namespace {
 
+using tests::kv_options;
+using tests::KvDriver;
 using tests::tiny_config;
-
-// A cache driven beside a plain copy of everything it was ever given.
-class Driver {
- public:
-  Driver(ModelConfig config, PagedKvOptions options) : config_(std::move(config)), options_(options) {
-    config_.finalize("test");
-    plan_ = build_layer_plan(config_);
-    options_.poison = std::nan("");
-    kv_ = std::make_unique<PagedKv>(config_, plan_, options_);
-    history_.resize(size_t(options_.max_sequences));
-  }
-  PagedKv& kv() { return *kv_; }
-  const ModelConfig& config() const { return config_; }
-  const LayerPlan& plan() const { return plan_; }
-  int64_t length(int id) const { return int64_t(history_[size_t(id)].size()); }
-
-  // One step of counts[i] new tokens for ids[i]; every view is checked against the copy.
-  void step(const std::vector<int>& ids, const std::vector<int64_t>& counts, bool commit = true) {
-    RaggedBatch batch;
-    std::vector<std::vector<uint64_t>> next;
-    for (size_t s = 0; s < ids.size(); ++s) {
-      batch.add_sequence(counts[s], length(ids[s]));
-      next.push_back(history_[size_t(ids[s])]);
-      for (int64_t i = 0; i < counts[s]; ++i) next.back().push_back(++stamp_);
-    }
-    kv_->begin_step(ids, batch);
-    for (size_t layer = 0; layer < plan_.size(); ++layer) {
-      const LayerPlanEntry& entry = plan_[layer];
-      if (entry.kind != LayerKind::full && !entry.own_window_kv) continue;
-      // Odd layers hand in strided views, as a fused q/k/v projection would.
-      const int64_t extra = layer % 2 ? 3 : 0, heads = config_.kv_heads();
-      Tensor k(options_.dtype, {batch.tokens(), heads + extra, config_.d()});
-      Tensor v(options_.dtype, {batch.tokens(), heads, config_.dv() + 8 * extra});
-      TensorView kv_k = k.view(), kv_v = v.view();
-      kv_k.shape[1] = heads;
-      kv_v.shape[2] = config_.dv();
-      for (size_t s = 0; s < ids.size(); ++s)
-        for (int64_t i = 0; i < counts[s]; ++i)
-          for (int64_t h = 0; h < heads; ++h) {
-            const uint64_t stamp = next[s][size_t(length(ids[s]) + i)];
-            for (int64_t e = 0; e < config_.d(); ++e)
-              put(kv_k, batch.cu_q[s] + i, h, e, value(layer, stamp, h, e, 0));
-            for (int64_t e = 0; e < config_.dv(); ++e)
-              put(kv_v, batch.cu_q[s] + i, h, e, value(layer, stamp, h, e, 1));
-          }
-      const KvView view = kv_->append(int(layer), batch, kv_k, kv_v);
-      for (size_t s = 0; s < ids.size(); ++s) {
-        // The first query of the step sees furthest back.
-        const int64_t begin =
-            entry.kind == LayerKind::full ? 0 : std::max<int64_t>(0, length(ids[s]) - entry.window + 1);
-        for (int64_t p = begin; p < batch.kv_len(int64_t(s)); ++p)
-          expect_row(view, batch, int64_t(s), p, layer, next[s]);
-      }
-    }
-    if (commit) {
-      kv_->commit();
-      for (size_t s = 0; s < ids.size(); ++s) history_[size_t(ids[s])] = next[s];
-    } else {
-      kv_->discard();
-    }
-    check();
-  }
-  bool truncate(int id, int64_t length) {
-    const bool kept = kv_->truncate(id, length);
-    if (kept) history_[size_t(id)].resize(size_t(length));
-    check();
-    return kept;
-  }
-  void check() {
-    kv_->check();
-    for (size_t id = 0; id < history_.size(); ++id) ASSERT_EQ(kv_->length(int(id)), length(int(id)));
-  }
-
- private:
-  static double value(size_t layer, uint64_t stamp, int64_t head, int64_t element, int which) {
-    return double(hash_words({layer, stamp, uint64_t(head), uint64_t(element), uint64_t(which)}) % 251);
-  }
-  double get(const TensorView& t, int64_t offset) const {
-    switch (t.dtype) {
-      case DType::f64:
-        return t.as<double>()[offset];
-      case DType::bf16:
-        return double(float(t.as<bf16>()[offset]));
-      default:
-        return double(t.as<float>()[offset]);
-    }
-  }
-  void put(const TensorView& t, int64_t row, int64_t head, int64_t element, double x) {
-    const int64_t offset = row * t.stride[0] + head * t.stride[1] + element;
-    if (t.dtype == DType::f64)
-      t.as<double>()[offset] = x;
-    else if (t.dtype == DType::bf16)
-      t.as<bf16>()[offset] = bf16(float(x));
-    else
-      t.as<float>()[offset] = float(x);
-  }
-  void expect_row(const KvView& view, const RaggedBatch& batch, int64_t s, int64_t p, size_t layer,
-                  const std::vector<uint64_t>& stamps) {
-    const KvView::Row row = view.row(batch, s, p);
-    for (int64_t h = 0; h < config_.kv_heads(); ++h)
-      for (int64_t e : {int64_t(0), config_.d() - 1}) {
-        ASSERT_EQ(get(*row.k, row.k_offset + h * row.k_head_stride + e),
-                  value(layer, stamps[size_t(p)], h, e, 0))
-            << "K of layer " << layer << " position " << p;
-        if (e >= config_.dv()) continue;
-        ASSERT_EQ(get(*row.v, row.v_offset + h * row.v_head_stride + e),
-                  value(layer, stamps[size_t(p)], h, e, 1))
-            << "V of layer " << layer << " position " << p;
-      }
-  }
-
-  ModelConfig config_;
-  LayerPlan plan_;
-  PagedKvOptions options_;
-  std::unique_ptr<PagedKv> kv_;
-  std::vector<std::vector<uint64_t>> history_;
-  uint64_t stamp_ = 0;
-};
-
-PagedKvOptions options(int64_t tokens, int64_t sequences = 1, int64_t page_size = 0) {
-  PagedKvOptions o;
-  o.max_tokens = tokens;
-  o.max_sequences = sequences;
-  o.page_size = page_size;
-  return o;
-}
 
 TEST(PagedKv, ReturnsWhatWasPutInForEveryChunkSize) {
   for (const int64_t chunk : {1, 17, 64, 127, 128, 129, 256, 700}) {
     SCOPED_TRACE(chunk);
-    Driver d(tiny_config(), options(700));
+    KvDriver d(tiny_config(), kv_options(700));
     for (int64_t done = 0; done < 700; done += chunk) d.step({0}, {std::min(chunk, 700 - done)});
     EXPECT_EQ(d.kv().pages_in_use(), 11);
   }
@@ -158,9 +34,9 @@ TEST(PagedKv, EveryLayoutAndDtype) {
         c.hysparse_window = mode;
         c.sliding_window = 5;
         c.v_head_dim = 16;
-        PagedKvOptions o = options(100);
+        PagedKvOptions o = kv_options(100);
         o.dtype = dtype;
-        Driver d(c, o);
+        KvDriver d(c, o);
         for (const int64_t n : {1, 4, 1, 12, 5, 3, 30}) d.step({0}, {n});
         const KvBytes bytes = kv_bytes(d.config(), d.plan(), int(size_of(dtype)));
         EXPECT_EQ(d.kv().ring_bytes(), bytes.rings);
@@ -176,7 +52,7 @@ TEST(PagedKv, RandomLife) {
     c.hysparse_block_size = 4;
     c.hysparse_topk_tokens = 16;
     c.sliding_window = seed % 2 ? 9 : 16;
-    Driver d(c, options(200, 3, seed % 3 ? 8 : 12));
+    KvDriver d(c, kv_options(200, 3, seed % 3 ? 8 : 12));
     Rng rng(seed);
     for (int i = 0; i < 120; ++i) {
       const uint64_t what = rng.below(10);
@@ -213,7 +89,7 @@ TEST(PagedKv, TruncatesOnlyWhereTheWindowIsStillThere) {
   for (const int64_t total : {1, 15, 16, 17, 18, 40})
     for (int64_t keep = 0; keep <= total; ++keep) {
       SCOPED_TRACE(testing::Message() << keep << " of " << total);
-      Driver d(c, options(100));
+      KvDriver d(c, kv_options(100));
       d.step({0}, {total});
       const bool possible = total <= 16 || keep >= total - 1 || keep == 0;
       EXPECT_EQ(d.truncate(0, keep), possible);
@@ -222,7 +98,7 @@ TEST(PagedKv, TruncatesOnlyWhereTheWindowIsStillThere) {
       d.step({0}, {20});
     }
   // A second cut must not be judged by the new length: what the ring lost stays lost.
-  Driver d(c, options(100));
+  KvDriver d(c, kv_options(100));
   d.step({0}, {40});
   EXPECT_TRUE(d.truncate(0, 39));
   EXPECT_FALSE(d.truncate(0, 38));
@@ -233,14 +109,14 @@ TEST(PagedKv, TruncatesOnlyWhereTheWindowIsStillThere) {
   for (const AttentionKind kind : {AttentionKind::full, AttentionKind::hysparse}) {
     c.attention = kind;
     c.hysparse_window = WindowMode::none;
-    Driver free(c, options(100));
+    KvDriver free(c, kv_options(100));
     free.step({0}, {90});
     EXPECT_TRUE(free.truncate(0, 3));
     free.step({0}, {20});
   }
   c = tiny_config();
   c.sliding_window = 1;  // a query needs no earlier key at all
-  Driver one(c, options(100));
+  KvDriver one(c, kv_options(100));
   one.step({0}, {90});
   EXPECT_TRUE(one.truncate(0, 30));
   one.step({0}, {5});
@@ -251,14 +127,14 @@ TEST(PagedKv, PageSizeIsAMultipleOfTheBlock) {
     ModelConfig c = tiny_config();
     c.hysparse_block_size = block;
     c.hysparse_topk_tokens = 2 * block;
-    Driver d(c, options(1000));
+    KvDriver d(c, kv_options(1000));
     EXPECT_EQ(d.kv().page_size() % block, 0);
     EXPECT_GE(d.kv().page_size(), 64);
   }
-  EXPECT_EQ(Driver(tiny_config(), options(1000, 1, 128)).kv().page_size(), 128);
+  EXPECT_EQ(KvDriver(tiny_config(), kv_options(1000, 1, 128)).kv().page_size(), 128);
   for (const int64_t bad : {1, 63, 65, 100, -64}) {
     try {
-      Driver d(tiny_config(), options(1000, 1, bad));
+      KvDriver d(tiny_config(), kv_options(1000, 1, bad));
       ADD_FAILURE() << bad;
     } catch (const Error& e) {
       EXPECT_EQ(e.kind(), ErrorKind::input);
@@ -269,7 +145,7 @@ TEST(PagedKv, PageSizeIsAMultipleOfTheBlock) {
 }
 
 TEST(PagedKv, LimitsAreCheckedBeforeAnythingChanges) {
-  Driver d(tiny_config(), options(130));
+  KvDriver d(tiny_config(), kv_options(130));
   d.step({0}, {128});
   RaggedBatch batch;
   batch.add_sequence(3, 128);
@@ -280,9 +156,9 @@ TEST(PagedKv, LimitsAreCheckedBeforeAnythingChanges) {
 
   // A pool that is smaller than the sequences may become: refused, nothing half done, and usable after a
   // clear.
-  PagedKvOptions o = options(640, 2);
+  PagedKvOptions o = kv_options(640, 2);
   o.max_pages = 4;
-  Driver small(tiny_config(), o);
+  KvDriver small(tiny_config(), o);
   EXPECT_TRUE(small.kv().fits(0, 256));
   EXPECT_FALSE(small.kv().fits(0, 257));
   small.step({0}, {100});
@@ -304,7 +180,7 @@ TEST(PagedKv, LimitsAreCheckedBeforeAnythingChanges) {
 }
 
 TEST(PagedKv, MisuseIsCaught) {
-  Driver d(tiny_config(), options(100, 2));
+  KvDriver d(tiny_config(), kv_options(100, 2));
   RaggedBatch batch;
   batch.add_sequence(3, 0);
   EXPECT_THROW(d.kv().begin_step({2}, batch), Error);     // no such sequence
@@ -330,7 +206,7 @@ TEST(PagedKv, MisuseIsCaught) {
 }
 
 TEST(PagedKv, DroppedStepsAndClearedSequencesLeaveNothingBehind) {
-  Driver d(tiny_config(), options(1000, 2));
+  KvDriver d(tiny_config(), kv_options(1000, 2));
   d.step({0}, {100});
   const int64_t pages = d.kv().pages_in_use();
   d.step({0, 1}, {300, 70}, false);
@@ -347,7 +223,7 @@ TEST(PagedKv, DroppedStepsAndClearedSequencesLeaveNothingBehind) {
 TEST(PagedKv, MeasuredBytesAgreeWithThePlan) {
   for (const AttentionKind kind : {AttentionKind::full, AttentionKind::hybrid_swa, AttentionKind::hysparse})
     for (const int64_t tokens : {1024, 4096}) {
-      Driver d(tiny_config(kind), options(4096));
+      KvDriver d(tiny_config(kind), kv_options(4096));
       d.kv().reserve(0, tokens);
       const KvBytes plan = kv_bytes(d.config(), d.plan(), 4);
       EXPECT_EQ(d.kv().page_bytes() + d.kv().ring_bytes(), plan.at(tokens));
