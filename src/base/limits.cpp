@@ -91,6 +91,22 @@ int64_t cgroup_memory(const CgroupPlace& place) {
   return smaller_limit(v1, v2);
 }
 
+int64_t cgroup_memory_left(const CgroupPlace& place) {
+  const auto left = [](const std::string& limit, const std::string& used) -> int64_t {
+    const int64_t bytes = read_bytes(limit);
+    return bytes > 0 ? std::max<int64_t>(1, bytes - read_bytes(used)) : 0;
+  };
+  const auto v2 = smallest_up<int64_t>(own_group(place, ""), [&](const std::string& group) {
+    return left(place.root + group + "/memory.max", place.root + group + "/memory.current");
+  });
+  const auto v1 = smallest_up<int64_t>(own_group(place, "memory"), [&](const std::string& group) {
+    const std::string folder = place.root + "/memory" + group;
+    return left(folder + "/memory.limit_in_bytes", folder + "/memory.usage_in_bytes");
+  });
+  const int64_t n = smaller_limit(v1, v2);
+  return n > 0 ? n : -1;
+}
+
 }  // namespace limits_detail
 
 int available_cpus() {
@@ -106,6 +122,17 @@ int available_cpus() {
   }
   if (const int limit = limits_detail::cgroup_cpus(); limit > 0) n = std::min(n, limit);
   return std::max(1, n);
+}
+
+int64_t memory_available() {
+  int64_t bytes = memory_limit();
+  std::ifstream file("/proc/meminfo");
+  for (std::string key, rest; file >> key; std::getline(file, rest)) {
+    int64_t kilobytes = 0;
+    if (key == "MemAvailable:" && file >> kilobytes) bytes = std::min(bytes, kilobytes * 1024);
+  }
+  const int64_t group = limits_detail::cgroup_memory_left();
+  return group >= 0 ? std::min(bytes, group) : bytes;
 }
 
 int64_t memory_limit() {

@@ -10,6 +10,9 @@ namespace hysparse {
 // Bytes this process may use: the machine's memory and swap, or the smallest cgroup memory limit where that
 // is less.
 int64_t memory_limit();
+// Bytes of that which nobody uses now, as far as the system says: what it calls available, or what the cgroup
+// limits leave where that is less.
+int64_t memory_available();
 
 namespace limits_detail {
 
@@ -23,6 +26,8 @@ struct CgroupPlace {
 // group's path may not exist below the mount: then only what exists counts.
 int cgroup_cpus(const CgroupPlace& place = {});
 int64_t cgroup_memory(const CgroupPlace& place = {});
+// The least that any limit on that way leaves; -1 = no limit. Memory of the page cache counts as used.
+int64_t cgroup_memory_left(const CgroupPlace& place = {});
 
 }  // namespace limits_detail
 }  // namespace hysparse

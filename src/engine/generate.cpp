@@ -30,11 +30,13 @@ Generator::Generator(LogitsSource& source, std::vector<int32_t> prompt, int64_t 
     : source_(source),
       prompt_(std::move(prompt)),
       options_(std::move(options)),
-      drawable_(options_.tokenizer_vocab > 0 ? std::min(options_.tokenizer_vocab, vocab) : vocab),
-      limit_(answer_limit(source, prompt_.size(), options_)),
-      sampler_(options_.sampling, drawable_),
-      stream_(options_.stops) {
-  HYSPARSE_CHECK(options_.token_bytes || options_.stops.empty(), "stop strings need the tokens' text");
+      writer_({.sampling = options_.sampling,
+               .vocab = vocab,
+               .drawable = options_.tokenizer_vocab,
+               .limit = answer_limit(source, prompt_.size(), options_),
+               .eos = options_.eos,
+               .stops = options_.stops,
+               .token_bytes = options_.token_bytes}) {
   HYSPARSE_CHECK(options_.prompt_step >= 0, "prompt_step {} is negative", options_.prompt_step);
   out_.prompt_tokens = static_cast<int64_t>(prompt_.size());
 }
@@ -51,9 +53,8 @@ void Generator::emit(const std::string& piece) {
 
 void Generator::finish(FinishReason reason) {
   done_ = true;
-  out_.reason = reason;
-  emit(stream_.finish());
-  if (stream_.stopped()) out_.reason = FinishReason::stop;
+  emit(writer_.finish(reason));
+  out_.reason = *writer_.finished();
 }
 
 bool Generator::step() {
@@ -79,26 +80,22 @@ void Generator::read_prompt() {
   read_ = end;
   if (!logits_ || cancelled()) return finish(FinishReason::cancelled);
   if (end < n) return;
-  sampler_.see_prompt(prompt_);
-  if (limit_ == 0) finish(FinishReason::length);
+  writer_.see_prompt(prompt_);
+  if (writer_.left() == 0) finish(FinishReason::length);
 }
 
 // The token before is read only now: the last one of an answer needs no forward of its own.
 void Generator::draw() {
   if (cancelled()) return finish(FinishReason::cancelled);
   if (!out_.tokens.empty()) logits_ = source_.decode(out_.tokens.back());
-  const int32_t token = sampler_.sample(logits_.rows(0, drawable_), out_.tokens.size(), scratch_);
-  out_.tokens.push_back(token);
-  if (options_.on_token) options_.on_token(token);
-  if (std::find(options_.eos.begin(), options_.eos.end(), token) != options_.eos.end())
-    return finish(FinishReason::eos);
-  if (options_.token_bytes) {
-    emit(stream_.push(options_.token_bytes(token)));
-    if (stream_.stopped()) return finish(FinishReason::stop);
-  }
-  sampler_.see(token);
-  if (static_cast<int64_t>(out_.tokens.size()) == limit_)
-    finish(cancelled() ? FinishReason::cancelled : FinishReason::length);
+  const AnswerWriter::Piece piece = writer_.draw(logits_, scratch_);
+  out_.tokens.push_back(piece.token);
+  if (options_.on_token) options_.on_token(piece.token);
+  emit(piece.text);
+  if (!writer_.finished()) return;
+  done_ = true;
+  out_.reason = *writer_.finished();
+  if (out_.reason == FinishReason::length && cancelled()) out_.reason = FinishReason::cancelled;
 }
 
 Generation generate(LogitsSource& source, const std::vector<int32_t>& prompt, int64_t vocab,

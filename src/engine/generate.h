@@ -7,10 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/answer_writer.h"
 #include "engine/logits_source.h"
-#include "engine/request.h"
-#include "engine/sampler.h"
-#include "engine/text_stream.h"
 
 namespace hysparse {
 
@@ -64,10 +62,8 @@ class Generator {
   LogitsSource& source_;
   const std::vector<int32_t> prompt_;
   const GenerateOptions options_;
-  const int64_t drawable_, limit_;
-  Sampler sampler_;
+  AnswerWriter writer_;
   SamplerScratch scratch_;
-  TextStream stream_;
   Generation out_;
   TensorView logits_;  // after the last token that the source has
   size_t read_ = 0;    // tokens of the prompt

@@ -457,6 +457,10 @@ int32_t PagedKv::take_rings(int id) {
   return std::exchange(s.slot, -1);
 }
 
+void PagedKv::hold_slot(int32_t slot) {
+  impl_->slot_ids.share(slot);
+}
+
 void PagedKv::drop_slot(int32_t slot) {
   impl_->drop_slot(slot);
 }

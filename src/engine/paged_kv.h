@@ -79,6 +79,7 @@ class PagedKv : public KvStore {
   int32_t copy_rings(int id);
   // The sequence's own slot, which the caller holds from now on. The sequence must be cleared next.
   int32_t take_rings(int id);
+  void hold_slot(int32_t slot);
   void drop_slot(int32_t slot);
   // Whether rings that have taken `peak` tokens serve a sequence of `length`.
   bool rings_serve(int64_t length, int64_t peak) const;

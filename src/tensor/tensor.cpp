@@ -44,6 +44,7 @@ class HostMemory final : public Memory {
   void from_host(void* dst, const void* host, size_t bytes) override { std::memcpy(dst, host, bytes); }
   void to_host(void* host, const void* src, size_t bytes) override { std::memcpy(host, src, bytes); }
   void copy(void* dst, const void* src, size_t bytes) override { std::memmove(dst, src, bytes); }
+  size_t available() const override { return static_cast<size_t>(memory_available()); }
 
  private:
   // Large buffers lie on huge pages where the system has them: reading weights in order is twice as fast.

@@ -45,6 +45,30 @@ TEST_F(Limits, NoFilesAreNoLimit) {
   EXPECT_EQ(cgroup_cpus(place_), 0);
 }
 
+TEST_F(Limits, WhatTheLimitsLeave) {
+  EXPECT_EQ(limits_detail::cgroup_memory_left(place_), -1);
+  self("0::/a/b\n");
+  put("a/b/memory.max", "max");
+  put("a/b/memory.current", "500");
+  EXPECT_EQ(limits_detail::cgroup_memory_left(place_), -1);
+  put("a/memory.max", "2000");
+  put("a/memory.current", "600");
+  EXPECT_EQ(limits_detail::cgroup_memory_left(place_), 1400);
+  put("a/b/memory.max", "1000");
+  EXPECT_EQ(limits_detail::cgroup_memory_left(place_), 500);
+  put("a/b/memory.current", "1000");
+  EXPECT_EQ(limits_detail::cgroup_memory_left(place_), 1);  // nothing, which is not "no limit"
+  self("4:memory:/c\n");
+  put("memory/c/memory.limit_in_bytes", "3000");
+  put("memory/c/memory.usage_in_bytes", "100");
+  EXPECT_EQ(limits_detail::cgroup_memory_left(place_), 2900);
+}
+
+TEST(Available, IsNoMoreThanTheLimit) {
+  EXPECT_GT(memory_available(), 0);
+  EXPECT_LE(memory_available(), memory_limit());
+}
+
 TEST_F(Limits, VersionTwoTakesTheSmallestOnTheWayUp) {
   self("0::/user.slice/job\n");
   put("user.slice/job/cpu.max", "max 100000");

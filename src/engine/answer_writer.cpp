@@ -1,0 +1,66 @@
+#include "engine/answer_writer.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace hysparse {
+namespace {
+
+AnswerOptions checked(AnswerOptions o) {
+  if (o.drawable <= 0 || o.drawable > o.vocab) o.drawable = o.vocab;
+  HYSPARSE_CHECK(o.token_bytes || o.stops.empty(), "stop strings need the tokens' text");
+  for (const std::vector<int32_t>& run : o.stop_ids)
+    if (run.empty()) throw expected_error("stop_ids", "at least one id in each run", "none");
+  if (o.logprobs < -1 || o.logprobs > Request::kMaxLogprobs)
+    throw expected_error("logprobs", fmt::format("-1 (none) to {}", Request::kMaxLogprobs),
+                         std::to_string(o.logprobs));
+  return o;
+}
+
+}  // namespace
+
+AnswerWriter::AnswerWriter(AnswerOptions options)
+    : options_(checked(std::move(options))),
+      sampler_(options_.sampling, options_.drawable),
+      stream_(options_.stops) {}
+
+bool AnswerWriter::stops_here() const {
+  return std::any_of(options_.stop_ids.begin(), options_.stop_ids.end(), [&](const auto& run) {
+    return run.size() <= tokens_.size() && std::equal(run.rbegin(), run.rend(), tokens_.rbegin());
+  });
+}
+
+AnswerWriter::Piece AnswerWriter::draw(const TensorView& logits, SamplerScratch& scratch) {
+  HYSPARSE_CHECK(!finished_ && left() > 0, "the answer is complete");
+  Piece piece;
+  piece.token = sampler_.sample(logits.rows(0, options_.drawable), tokens_.size(), scratch);
+  if (options_.logprobs >= 0) piece.logprobs = LogSoftmax(logits).report(piece.token, options_.logprobs);
+  tokens_.push_back(piece.token);
+  if (std::find(options_.eos.begin(), options_.eos.end(), piece.token) != options_.eos.end()) {
+    piece.text = finish(FinishReason::eos);
+    return piece;
+  }
+  if (options_.token_bytes) {
+    piece.text = stream_.push(options_.token_bytes(piece.token));
+    if (stream_.stopped()) {
+      finished_ = FinishReason::stop;
+      return piece;
+    }
+  }
+  sampler_.see(piece.token);
+  if (stops_here())
+    piece.text += finish(FinishReason::stop);
+  else if (left() == 0)
+    piece.text += finish(FinishReason::length);
+  return piece;
+}
+
+std::string AnswerWriter::finish(FinishReason reason) {
+  HYSPARSE_CHECK(!finished_, "the answer is complete");
+  std::string text = stream_.finish();
+  finished_ = stream_.stopped() ? FinishReason::stop : reason;
+  return text;
+}
+
+}  // namespace hysparse
