@@ -52,6 +52,12 @@ struct EngineOptions {
   int64_t tokenizer_vocab = 0;  // ids from here on are never drawn; 0: all may be
   std::function<std::string_view(int32_t token)> token_bytes;  // empty: no text is made
   std::function<double()> clock;                               // seconds; empty: the steady clock (tests)
+  std::optional<double> poison;                                // PagedKvOptions::poison (tests)
+#ifdef NDEBUG
+  bool check_steps = false;  // check() after every step
+#else
+  bool check_steps = true;
+#endif
 };
 
 class Engine {

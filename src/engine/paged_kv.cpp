@@ -402,11 +402,13 @@ void PagedKv::reserve(int id, int64_t tokens) {
   Impl& m = *impl_;
   HYSPARSE_CHECK(!m.in_step, "reserve() inside a step");
   m.check_limit(id, tokens);
-  if (!m.has_pools()) return;
   Impl::Sequence& s = m.sequence(id);
+  const bool slot = m.has_rings() && s.slot < 0;
   const int64_t missing = m.missing_pages(s, tokens);
-  m.check_free(missing, 0);
+  m.check_free(missing, slot ? 1 : 0);
   m.make_free(missing);
+  if (slot) s.slot = m.slot_ids.take();
+  if (!m.has_pools()) return;
   if (tokens > s.length) m.own_next_page(s);
   m.take_pages(s, tokens);
 }

@@ -62,7 +62,8 @@ class PagedKv : public KvStore {
   // length is possible while n <= w, then only n and n - 1 (and 0).
   bool truncate(int id, int64_t length);
   void clear(int id);
-  // Allocates the pages that the first `tokens` tokens need, so that later steps up to there cannot fail.
+  // Takes the pages and the slot that the first `tokens` tokens need, so that later steps up to there cannot
+  // fail.
   void reserve(int id, int64_t tokens);
   // Whether a sequence now at length(id) could grow to `tokens`: within max_tokens and the free pages.
   bool fits(int id, int64_t tokens) const;

@@ -36,7 +36,7 @@ class PrefixCache {
     int64_t length = 0;  // 0: a miss
     std::vector<int32_t> pages;
     int32_t slot = -1;
-    int64_t peak = 0;                         // tokens that the rings have taken
+    int64_t peak = 0;                       // tokens that the rings have taken
     CacheMiss reason = CacheMiss::unknown;  // of a miss
   };
   // The longest prefix of `tokens` to go on from that leaves at least one token to compute. Valid until the
@@ -44,8 +44,8 @@ class PrefixCache {
   Hit find(const PrefixKey& key, std::span<const int32_t> tokens);
   // How many tokens find() would give, without marking anything as used.
   int64_t peek(const PrefixKey& key, std::span<const int32_t> tokens) const;
-  // Whether there is an end of exactly these tokens.
-  bool holds(const PrefixKey& key, std::span<const int32_t> tokens) const;
+  // Whether a longer prompt could go on from behind all of these.
+  bool covers(const PrefixKey& key, std::span<const int32_t> tokens) const;
   // An end behind `tokens`, which lie in `pages`; the cache takes over `slot`, which has taken exactly these
   // tokens (-1: the model has no rings), and holds the pages.
   void insert(const PrefixKey& key, std::span<const int32_t> tokens, std::span<const int32_t> pages,
@@ -73,24 +73,28 @@ class PrefixCache {
   struct Node {
     const PrefixKey* key = nullptr;
     Node* parent = nullptr;
-    int64_t depth = 0;  // pages from the root
-    int32_t page = -1;  // -1: the root, or a model without full layers
+    int64_t depth = 0;                             // pages from the root
+    int32_t page = -1;                             // -1: the root, or a model without full layers
+    const std::vector<int32_t>* tokens = nullptr;  // of the page; null: the root
     std::map<std::vector<int32_t>, std::unique_ptr<Node>> children;  // by a page of tokens
     std::vector<Ends::iterator> ends;
   };
   struct Match {
-    const Node* node = nullptr;  // the deepest whose pages all match
-    int64_t length = 0;          // to go on from
-    const End* end = nullptr;    // whose rings; null: none are needed
-    const Node* partial = nullptr;  // a child of `node` of which the first tokens match
+    int64_t length = 0;           // to go on from
+    const Node* node = nullptr;   // whose pages, from the root down
+    int32_t last_page = -1;       // and this one behind them
+    const End* end = nullptr;     // the end in use; null: none of its own
+    bool pages_begin_so = false;  // at least one whole page matches
   };
 
   Match match(const PrefixKey& key, std::span<const int32_t> tokens) const;
-  std::vector<int32_t> page_of(std::span<const int32_t> tokens, int64_t depth) const;
+  const End* any_end(const Node& node) const;
+  void shorten(Ends::iterator end);
   void drop_end(Ends::iterator end);
+  void unhang(Ends::iterator end);
   void prune(Node* node);
-  void remember_evicted(const Node& node, const End& end);
   uint64_t beginning(const PrefixKey& key, std::span<const int32_t> tokens) const;
+  CacheMiss why(const PrefixKey& key, std::span<const int32_t> tokens) const;
 
   PagedKv& kv_;
   std::map<PrefixKey, Node> roots_;

@@ -49,7 +49,7 @@ struct Request {
   int priority = 0;          // higher goes first; within one: first come, first served
   bool speculate = true;     // where the engine speculates
   // Called on the engine's thread after an event was put into the Answer: to wake whoever waits elsewhere.
-  // Must be quick, may not call the engine, and may not throw.
+  // Must be quick, may not throw, call the engine or drop the Answer; not called once the Answer is gone.
   std::function<void()> on_event;
 
   static constexpr int kMaxChoices = 128;
