@@ -15,6 +15,9 @@ AnswerOptions checked(AnswerOptions o) {
   if (o.logprobs < -1 || o.logprobs > Request::kMaxLogprobs)
     throw expected_error("logprobs", fmt::format("-1 (none) to {}", Request::kMaxLogprobs),
                          std::to_string(o.logprobs));
+  if (o.constraint && o.constraint->trie().vocab() != o.drawable)
+    throw expected_error("constraint", fmt::format("one over {} tokens", o.drawable),
+                         std::to_string(o.constraint->trie().vocab()));
   return o;
 }
 
@@ -23,7 +26,17 @@ AnswerOptions checked(AnswerOptions o) {
 AnswerWriter::AnswerWriter(AnswerOptions options)
     : options_(checked(std::move(options))),
       sampler_(options_.sampling, options_.drawable),
-      stream_(options_.stops) {}
+      stream_(options_.stops) {
+  if (options_.constraint) constraint_.emplace(options_.constraint);
+}
+
+// Where EOS is ignored, too, a constrained text that ends itself ends.
+bool AnswerWriter::ends(int32_t token) const {
+  const auto among = [&](const std::vector<int64_t>& eos) {
+    return std::find(eos.begin(), eos.end(), token) != eos.end();
+  };
+  return among(options_.eos) || (constraint_ && among(options_.constraint->trie().eos()));
+}
 
 bool AnswerWriter::stops_here() const {
   return std::any_of(options_.stop_ids.begin(), options_.stop_ids.end(), [&](const auto& run) {
@@ -34,10 +47,12 @@ bool AnswerWriter::stops_here() const {
 AnswerWriter::Piece AnswerWriter::draw(const TensorView& logits, SamplerScratch& scratch) {
   HYSPARSE_CHECK(!finished_ && left() > 0, "the answer is complete");
   Piece piece;
-  piece.token = sampler_.sample(logits.rows(0, options_.drawable), tokens_.size(), scratch);
+  std::shared_ptr<const TokenMask> allowed;
+  if (constraint_) allowed = constraint_->allowed();
+  piece.token = sampler_.sample(logits.rows(0, options_.drawable), tokens_.size(), scratch, allowed.get());
   if (options_.logprobs >= 0) piece.logprobs = LogSoftmax(logits).report(piece.token, options_.logprobs);
   tokens_.push_back(piece.token);
-  if (std::find(options_.eos.begin(), options_.eos.end(), piece.token) != options_.eos.end()) {
+  if (ends(piece.token)) {
     piece.text = finish(FinishReason::eos);
     return piece;
   }
@@ -49,7 +64,8 @@ AnswerWriter::Piece AnswerWriter::draw(const TensorView& logits, SamplerScratch&
     }
   }
   sampler_.see(piece.token);
-  if (stops_here())
+  if (constraint_) constraint_->advance(piece.token);
+  if (stops_here() || (constraint_ && constraint_->complete()))
     piece.text += finish(FinishReason::stop);
   else if (left() == 0)
     piece.text += finish(FinishReason::length);

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/constraint.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/text_stream.h"
@@ -25,6 +26,7 @@ struct AnswerOptions {
   std::vector<std::vector<int32_t>> stop_ids;  // runs of drawn ids
   int logprobs = -1;                           // as in Request
   std::function<std::string_view(int32_t token)> token_bytes;  // empty: no text is made
+  std::shared_ptr<const Constraint> constraint;                // what the text must match; null: anything
 };
 
 class AnswerWriter {
@@ -51,10 +53,12 @@ class AnswerWriter {
 
  private:
   bool stops_here() const;
+  bool ends(int32_t token) const;
 
   const AnswerOptions options_;
   Sampler sampler_;
   TextStream stream_;
+  std::optional<ConstraintState> constraint_;
   std::vector<int32_t> tokens_;
   std::optional<FinishReason> finished_;
 };

@@ -126,6 +126,7 @@ std::unique_ptr<Answer> Engine::Impl::submit(Request request) {
   o.stop_ids = request.stop_ids;
   o.logprobs = request.logprobs;
   o.token_bytes = options.token_bytes;
+  o.constraint = request.constraint;
   for (int i = 0; i < request.n; ++i) {
     o.sampling.choice = request.sampling.choice + static_cast<uint64_t>(i);
     next->choices.push_back(std::make_unique<Choice>(*next, i, o));

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/constraint.h"
 #include "engine/engine_thread.h"
 #include "engine_rig.h"
 
@@ -236,6 +237,36 @@ TEST(Engine, StopsOnIdsEosAndStrings) {
   EXPECT_EQ(out.choices[0].tokens.size(), first + 1);
   r.ignore_eos = true;
   expect_same(ends.ask(r), free);
+}
+
+TEST(Engine, AConstraintHoldsWithDraftsToo) {
+  EngineOptions options = rig_options(hash_config(), 100, 3);
+  const std::string letters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY";
+  options.token_bytes = [&](int32_t t) { return std::string_view(letters).substr(size_t(t), 1); };
+  options.eos = {60};
+  options.speculate = 6;
+  const auto trie = std::make_shared<const TokenTrie>(
+      61, [&](int32_t t) { return t < 60 ? std::string(1, letters[size_t(t)]) : std::string(); },
+      options.eos);
+  Rig rig(options);
+  Request r = request(ids(30, 1), 60);
+  r.constraint = Constraint::regex("(ab|cd){4,9}", trie);
+  r.n = 3;
+  const Outcome out = rig.ask(r);
+  for (const auto& choice : out.choices) {
+    EXPECT_TRUE(choice.finish == FinishReason::eos || choice.finish == FinishReason::stop);
+    EXPECT_GE(choice.text.size(), 8u);
+    EXPECT_LE(choice.text.size(), 18u);
+    for (size_t i = 0; i + 1 < choice.text.size(); i += 2)
+      EXPECT_TRUE(choice.text.substr(i, 2) == "ab" || choice.text.substr(i, 2) == "cd") << choice.text;
+  }
+  expect_same(out, alone(r, options));
+  r.ignore_eos = true;  // the constraint ends the text all the same
+  for (const auto& choice : rig.ask(r).choices) EXPECT_LE(choice.text.size(), 18u);
+  r.constraint =
+      Constraint::regex("a", std::make_shared<const TokenTrie>(
+                                 50, [](int32_t) { return std::string("a"); }, std::vector<int64_t>{}));
+  EXPECT_THROW(rig.engine.submit(r), Error);  // of another vocabulary
 }
 
 TEST(Engine, LogprobsOfPromptAndAnswer) {
