@@ -10,6 +10,7 @@
 #include "commands.h"
 #include "common.h"
 #include "io/files.h"
+#include "ranks.h"
 
 namespace hysparse {
 namespace {
@@ -25,6 +26,7 @@ struct Flags {
   BenchSettings settings;
   std::string weights = "dtype";
   DeviceFlags device;
+  RankFlags ranks;
 };
 
 // A config that ships with the program: beside the working directory, the build or the installation.
@@ -94,23 +96,14 @@ void list(const Flags& f) {
     list_kernels(m, f.device.device, dtype_of(f.device.dtype), f.capability);
 }
 
-void run(const Flags& f) {
-  std::vector<std::string> parts = f.parts;
-  if (parts.empty() || std::count(parts.begin(), parts.end(), "all"))
-    parts = f.device.device == "cuda"
-                ? std::vector<std::string>{"train", "prefill", "decode"}
-                : std::vector<std::string>{"kernels", "attention", "train", "prefill", "decode"};
+// One process's part: all of it where there is one.
+void run_rank(const Flags& f, const std::vector<std::string>& parts, const RankContext& rank) {
   const auto wants = [&](const char* part) { return std::count(parts.begin(), parts.end(), part) > 0; };
-  if (f.list_kernels) return list(f);
-  for (const char* part : {"kernels", "gemm", "attention"})
-    if (f.device.device == "cuda" && wants(part))
-      throw input_error(
-          fmt::format("bench {}", part), "measures the CPU's kernels",
-          "./run gpu-check measures the GPU's; train, prefill and decode run with --device cuda");
-  if (!f.json.empty()) AtomicFile writable(f.json);  // known before minutes of measuring
   exit_when_interrupted();
-  CommandMachine machine(f.device);
-  Runtime& rt = machine.runtime();
+  CommandMachine machine(rank.device);
+  const Runtime& m = machine.runtime();
+  const std::unique_ptr<Comm> comm = rank.make_comm(m.memory);
+  Runtime rt{m.pool, m.scratch, m.ops, m.memory, rank.is_root() ? m.log : Log(), comm ? *comm : self_comm()};
   BenchSettings settings = f.settings;
   settings.compute = machine.compute();
   settings.weights = weight_format_of(f.weights);
@@ -129,19 +122,41 @@ void run(const Flags& f) {
     for (const BenchModel& m : models)
       bench_inference(rt, m, settings, wants("prefill"), wants("decode"), report);
 
+  if (!rank.is_root()) return;
   if (!f.json.empty()) write_file_atomic(f.json, report.json());
   std::string again;
   for (const std::string& part : parts) again += " " + part;
   for (const std::string& path : f.configs) again += " --config " + path;
   for (const std::string& set : f.sets) again += " --set " + set;
   if (f.weights != "dtype") again += " --weights " + f.weights;
-  if (f.device.device != "cpu") again += " --device " + f.device.device;
+  if (rank.device.device != "cpu") again += " --device " + rank.device.device;
+  if (rank.size() > 1) again += fmt::format(" --ranks {}", rank.size());
   if (wants("prefill")) again += fmt::format(" --chunk {}", settings.chunk);
   std::printf(
       "again: hysparse bench%s --dtype %s --threads %d --context %lld --attention-tokens %lld --repeat "
       "%d%s\n",
       again.c_str(), f.device.dtype.c_str(), rt.pool.threads(), static_cast<long long>(settings.context),
       static_cast<long long>(settings.attention_tokens), settings.repeats, f.twin ? " --twin" : "");
+}
+
+void run(const Flags& f) {
+  std::vector<std::string> parts = f.parts;
+  const bool on_gpu = f.device.device == "cuda" || f.ranks.gpus > 0;
+  if (parts.empty() || std::count(parts.begin(), parts.end(), "all"))
+    parts = on_gpu ? std::vector<std::string>{"train", "prefill", "decode"}
+                   : std::vector<std::string>{"kernels", "attention", "train", "prefill", "decode"};
+  const auto wants = [&](const char* part) { return std::count(parts.begin(), parts.end(), part) > 0; };
+  if (f.list_kernels) return list(f);
+  for (const char* part : {"kernels", "gemm", "attention"})
+    if (on_gpu && wants(part))
+      throw input_error(
+          fmt::format("bench {}", part), "measures the CPU's kernels",
+          "./run gpu-check measures the GPU's; train, prefill and decode run with --device cuda");
+  if ((local_ranks(f.ranks) > 1 || f.ranks.ranks == "env") && parts != std::vector<std::string>{"train"})
+    throw input_error("bench", "several ranks train, and do nothing else together",
+                      "hysparse bench train --ranks N");
+  if (!f.json.empty()) AtomicFile writable(f.json);  // known before minutes of measuring
+  run_ranks(f.ranks, f.device, "", [&](const RankContext& rank) { run_rank(f, parts, rank); });
 }
 
 }  // namespace
@@ -182,6 +197,7 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   c.add_option("--json", f.json, "write all figures with every run to this file");
   add_device_flags(c, f.device);
+  add_rank_flags(c, f.ranks);
   add_weights_flag(c, f.weights);
   c.footer(
       "Example: hysparse bench decode --config configs/demo.json --context 8192 --twin --json bench.json");

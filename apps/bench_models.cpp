@@ -99,16 +99,21 @@ void bench_train(Runtime& rt, const BenchModel& m, const BenchSettings& settings
   const LayerPlan plan = build_layer_plan(config);
   const size_t free_before = rt.memory.available();
   check_memory(run, rt);
-  WeightOptions weight_settings = weight_options(t);
+  WeightOptions weight_settings = weight_options(t, rt.comm);
   weight_settings.format = settings.weights;
   Weights weights(config, plan, weight_settings, rt.memory);
   weights.init_random(config, plan, 1, &rt.pool);
   Model model(config, weights);
   Optimizer optimizer(weights);
   std::vector<TrainBatch> batches;
-  for (int64_t row = 0; row < t.global_batch_size; row += t.micro_rows()) {
+  const int ranks = rt.comm.size();
+  if (t.global_batch_size < ranks)
+    throw expected_error("train.global_batch_size", fmt::format("at least a row for each of {} ranks", ranks),
+                         std::to_string(t.global_batch_size));
+  const int64_t last = t.global_batch_size * (rt.comm.rank() + 1) / ranks;
+  for (int64_t row = t.global_batch_size * rt.comm.rank() / ranks; row < last; row += t.micro_rows()) {
     TrainBatch b;
-    for (int64_t i = row; i < std::min(t.global_batch_size, row + t.micro_rows()); ++i)
+    for (int64_t i = row; i < std::min(last, row + t.micro_rows()); ++i)
       b.batch.add_sequence(t.seq_len, 0, i);
     b.tokens = random_tokens(b.batch.tokens(), config.vocab_size, static_cast<uint64_t>(row));
     b.labels = random_tokens(b.batch.tokens(), config.vocab_size, static_cast<uint64_t>(row) + 1000);
@@ -117,6 +122,7 @@ void bench_train(Runtime& rt, const BenchModel& m, const BenchSettings& settings
   }
   const auto step_on = [&](Runtime& on) {
     accumulate_gradient(on, model, batches, t.recompute, false);
+    optimizer.reduce_gradients(on);
     optimizer.step(on, t, t.lr, optimizer.gradient_norm(on));
     on.memory.synchronize();
     return static_cast<double>(t.tokens_per_step());
@@ -125,6 +131,10 @@ void bench_train(Runtime& rt, const BenchModel& m, const BenchSettings& settings
   shape.emplace_back("seq_len", std::to_string(t.seq_len));
   shape.emplace_back("rows", std::to_string(t.global_batch_size));
   if (t.recompute != Recompute::none) shape.emplace_back("recompute", enum_name(t.recompute));
+  if (ranks > 1) {
+    shape.emplace_back("ranks", std::to_string(ranks));
+    shape.emplace_back("over", rt.comm.name());
+  }
   const std::vector<double> rates = measure_rate([&] { return step_on(rt); }, settings.repeats, 0);
   if (rt.memory.device() != DeviceKind::cpu) {
     // Model FLOPs: forward and twice that for backward; what recompute repeats does not count.
@@ -133,13 +143,13 @@ void bench_train(Runtime& rt, const BenchModel& m, const BenchSettings& settings
     std::nth_element(sorted.begin(), sorted.begin() + std::ssize(sorted) / 2, sorted.end());
     const double model_flops = flops * sorted[sorted.size() / 2];
     shape.emplace_back("model_TFLOP/s", fmt::format("{:.0f}", model_flops / 1e12));
-    shape.emplace_back("MFU", fmt::format("{:.1f}%", 100 * model_flops / kDensePeak));
+    shape.emplace_back("MFU", fmt::format("{:.1f}%", 100 * model_flops / kDensePeak / ranks));
     shape.emplace_back("GB", fmt::format("{:.1f}", double(free_before - rt.memory.available()) / 1e9));
   }
   report.add({"train", std::move(shape), "tokens/s", rates});
   if (!settings.step_profile) return;
   const TimedOps timed(rt.ops);
-  Runtime profiled{rt.pool, rt.scratch, timed, rt.memory, rt.log};
+  Runtime profiled{rt.pool, rt.scratch, timed, rt.memory, rt.log, rt.comm};
   step_on(profiled);
   for (const auto& [family, f] : timed.families())
     report.add({"train step: " + family,

@@ -14,6 +14,7 @@ namespace {
 struct Flags {
   std::string config, dtype = "bf16";
   int64_t context = 0, batch = 1;
+  int ranks = 1;
   bool json = false;
   std::vector<std::string> sets;
 };
@@ -100,7 +101,8 @@ void print_table(const ModelConfig& config, const PlanReport& r, const Flags& fl
                    count_text(r.flops.attention_decode), count_text(r.flops_full.decode),
                    count_text(r.flops_full.attention_decode)));
   line("");
-  line(fmt::format("training memory in {}, one micro-batch: {} x {} tokens", flags.dtype, r.batch,
+  line(fmt::format("training memory in {}{}, one micro-batch: {} x {} tokens", flags.dtype,
+                   r.ranks == 1 ? "" : fmt::format(", each of {} ranks", r.ranks), r.batch,
                    grouped(r.context)));
   const TrainingMemory& m = r.training;
   line(fmt::format("  weights {}, gradients {}, AdamW moments {}", bytes_text(m.weights),
@@ -119,8 +121,8 @@ void print_table(const ModelConfig& config, const PlanReport& r, const Flags& fl
 void run(const Flags& flags) {
   const RunConfig run = load_run_config(flags.config, flags.sets);
   const DType dtype = flags.dtype == "bf16" ? DType::bf16 : DType::f32;
-  const PlanReport report =
-      make_plan_report(run.model, flags.context, flags.batch, dtype, static_cast<int>(size_of(dtype)));
+  const PlanReport report = make_plan_report(run.model, flags.context, flags.batch, dtype,
+                                             static_cast<int>(size_of(dtype)), flags.ranks);
   if (flags.json)
     std::fputs(plan_report_json(run.model, report, dtype).c_str(), stdout);
   else
@@ -136,6 +138,10 @@ void add_plan(CLI::App& app) {
   c.add_option("--config", flags->config, "run file or config.json, or a model directory")->required();
   c.add_option("--context", flags->context, "tokens a sequence")->required();
   c.add_option("--batch", flags->batch, "sequences")->capture_default_str();
+  c.add_option("--ranks", flags->ranks,
+               "processes that train together: each keeps its share of masters and moments")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
   c.add_flag("--json", flags->json, "print JSON");
   c.add_option("--dtype", flags->dtype, "of the KV cache and of training: bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}))

@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "common.h"
 #include "io/json_fields.h"
+#include "ranks.h"
 #include "train/loop.h"
 #include "train/run_config.h"
 #include "train/run_folder.h"
@@ -19,6 +20,7 @@ struct Flags {
   bool resume = false;
   std::vector<std::string> sets;
   DeviceFlags device;
+  RankFlags ranks;
   CLI::Option* dtype = nullptr;
 };
 
@@ -33,33 +35,28 @@ std::string key_table(const std::string& prefix) {
   return out;
 }
 
-void run(const Flags& flags) {
-  if (flags.out.empty()) throw expected_error("--out", "the name of a folder", "an empty one");
+// One process's part of the run.
+void run_rank(const TrainRequest& base, const RankContext& rank) {
+  CommandMachine machine(rank.device);
+  const Runtime& m = machine.runtime();
+  const std::unique_ptr<Comm> comm = rank.make_comm(m.memory);
+  ProgressPrinter printer(stderr_is_terminal(), base.config.train.log_interval);
   const Log sink = stderr_log();
-  TrainRequest request;
-  DeviceFlags device = flags.device;
-  std::vector<std::string> sets = flags.sets;
-  if (flags.dtype->count() > 0)
-    sets.push_back("train.dtype=" + device.dtype);  // the flag wins over train.dtype
-  request.config = load_run_config(flags.config, sets, sink);
-  device.dtype = std::string(enum_name(request.config.train.dtype));
-  check_run_folder(flags.out);
-  CommandMachine machine(device);
-  ProgressPrinter printer(stderr_is_terminal(), request.config.train.log_interval);
-  Runtime rt = machine.runtime();
-  rt.log = [&](LogLevel level, const std::string& message) {
+  const auto say = [&](LogLevel level, const std::string& message) {
     printer.finish();
     log(sink, level, message);
   };
-  request.data = flags.data;
-  request.out = flags.out;
-  request.resume = flags.resume;
-  request.from = flags.from;
+  Runtime rt{
+      m.pool, m.scratch, m.ops, m.memory, rank.is_root() ? Log(say) : Log(), comm ? *comm : self_comm()};
+  if (rt.comm.size() > 1)
+    log(rt.log, LogLevel::info, fmt::format("{} ranks over {}", rt.comm.size(), rt.comm.name()));
+  TrainRequest request = base;
   request.stop = &interrupt_flag();
   request.progress = [&](const TrainProgress& p) { printer(p); };
   request.sample = sample_text;
   const TrainResult result = train(rt, request);
   printer.finish();
+  if (!rank.is_root()) return;
   std::fprintf(stderr, "%s\n",
                fmt::format("{} {} steps, {} tokens in {}",
                            result.finished ? "trained" : "stopped by the time limit after", result.steps,
@@ -69,6 +66,24 @@ void run(const Flags& flags) {
     std::printf("held-out: %.4f nats/token, %.4f bits/byte\n", result.evals.back().nats_per_token,
                 result.evals.back().bits_per_byte);
   std::printf("model: %s\n", (request.out / "model").c_str());
+}
+
+void run(const Flags& flags) {
+  if (flags.out.empty()) throw expected_error("--out", "the name of a folder", "an empty one");
+  TrainRequest request;
+  DeviceFlags device = flags.device;
+  std::vector<std::string> sets = flags.sets;
+  if (flags.dtype->count() > 0)
+    sets.push_back("train.dtype=" + device.dtype);  // the flag wins over train.dtype
+  request.config = load_run_config(flags.config, sets, stderr_log());
+  device.dtype = std::string(enum_name(request.config.train.dtype));
+  check_run_folder(flags.out);
+  request.data = flags.data;
+  request.out = flags.out;
+  request.resume = flags.resume;
+  request.from = flags.from;
+  run_ranks(flags.ranks, device, "checkpoints that were saved are whole: --resume continues",
+            [&](const RankContext& rank) { run_rank(request, rank); });
 }
 
 }  // namespace
@@ -87,6 +102,7 @@ void add_train(CLI::App& app) {
       ->excludes(resume);
   c.add_option("--set", flags->sets, "key=value over the run file; may be given again and again");
   add_device_flags(c, flags->device);
+  add_rank_flags(c, flags->ranks);
   flags->dtype = c.get_option("--dtype");
   c.footer(
       "Keys of the run file (beside those of config.json), with their defaults:\n" +

@@ -20,6 +20,7 @@
 
 #include "base/log.h"
 #include "base/thread_pool.h"
+#include "comm/comm.h"
 #include "kernels/batch.h"
 #include "kernels/kv_view.h"
 #include "kernels/weight.h"
@@ -36,6 +37,7 @@ struct Runtime {
   const Ops& ops;
   Memory& memory;  // where this backend's tensors live
   Log log{};
+  Comm& comm = self_comm();  // the processes that train together
 };
 
 // ---- embedding, norms, linear, elementwise

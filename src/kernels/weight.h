@@ -18,8 +18,11 @@ struct Weight {
   // i8 with scales (kernels/quantise.h); linear() and embedding() read both kinds, nothing else does.
   TensorView value;
   TensorView scales;  // i8: [out, quant_groups(in)] f32; else empty
-  TensorView
-      master;  // what the optimiser moves: f32 (f64 under ref); the same memory as `value` when dtypes match
+  // What the optimiser moves: f32 (f64 under ref); the same memory as `value` when dtypes match. Where ranks
+  // share the masters, this rank's: elements [master_begin, master_begin + master.numel()) in one row, or
+  // none.
+  TensorView master;
+  int64_t master_begin = 0;
   TensorView grad;       // accumulated, f32 (f64 under ref), same shape; empty outside training
   bool decay = true;     // weight decay applies (not on norms, biases, sinks)
   uint64_t version = 0;  // bumped whenever `value` changes; a packed copy of another version is stale

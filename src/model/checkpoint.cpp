@@ -158,6 +158,7 @@ std::vector<TensorSource> model_dir_tensors(const fs::path& dir, const Safetenso
 }
 
 void load_weights(const fs::path& dir, const ModelConfig& config, Weights& weights, const Log& sink) {
+  HYSPARSE_CHECK(weights.options().ranks == 1, "weights that ranks share are loaded by training");
   const SafetensorsSet files(dir);
   for (const std::string& note : files.notes()) log(sink, LogLevel::warning, note);
   check_tensors(dir, config, weight_specs(config, build_layer_plan(config)), files, sink);
@@ -191,6 +192,7 @@ LoadedModel load_model_dir(const fs::path& dir, const LoadOptions& options) {
 
 void save_model_dir(const fs::path& dir, const ModelConfig& config, Weights& weights, DType as,
                     const fs::path& tokenizer_dir) {
+  HYSPARSE_CHECK(weights.options().ranks == 1, "weights that ranks share are saved by training");
   std::vector<Tensor> copies;  // of what lives on a device
   std::vector<NamedTensor> tensors;
   for (Weight* w : weights.all()) {

@@ -52,7 +52,8 @@ std::string plan_report_json(const ModelConfig& config, const PlanReport& r, DTy
   out["kv_cache"]["this_config"] = kv_json(r.own, r.own_at_context, r.own_smaller);
   out["flops_per_token"] = {{"this_config", flops_json(r.flops)}, {"full", flops_json(r.flops_full)}};
   Json& memory = out["training_memory"];
-  memory = {{"weights", r.training.weights},
+  memory = {{"ranks", r.ranks},
+            {"weights", r.training.weights},
             {"gradients", r.training.gradients},
             {"optimizer", r.training.optimizer},
             {"shared_kv_gradients", r.training.shared_gradients},

@@ -128,10 +128,13 @@ TrainingMemory training_memory(const ModelConfig& c, const LayerPlan& plan, int6
     int64_t n = 1;
     for (const int64_t d : spec.shape) n = product(n, d);
     const bool narrow = options.narrow_state && spec.shape.size() == 2;
-    m.weights = sum(m.weights, product(n, t < a && !spec.always_f32 ? a + t : a));
-    if (spec.trained) m.gradients = sum(m.gradients, product(n, narrow ? t : a));
+    const int64_t gradient = spec.trained ? product(n, narrow ? t : a) : 0;
+    const auto share = [&](int64_t bytes) { return (bytes + options.ranks - 1) / options.ranks; };
+    const bool has_copy = t < a && !spec.always_f32;
+    m.weights = sum(m.weights, has_copy ? sum(product(n, t), share(product(n, a))) : product(n, a));
+    m.gradients = sum(m.gradients, gradient);
+    m.optimizer = sum(m.optimizer, share(product(gradient, 2)));
   }
-  m.optimizer = product(m.gradients, 2);
   for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::layer}) {
     m.activations[static_cast<int>(r)] = activation_bytes(c, plan, tokens, compute, r);
     int64_t largest = 0;
@@ -194,7 +197,7 @@ TrainingMemory training_memory(const ModelConfig& config, int64_t tokens, const 
 }
 
 PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t batch, DType train_dtype,
-                            int kv_dtype_bytes) {
+                            int kv_dtype_bytes, int ranks) {
   auto positive = [](const char* flag, int64_t value) {
     constexpr int64_t limit = (int64_t(1) << 31) - 2;
     if (value < 1 || value > limit)
@@ -232,7 +235,9 @@ PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t 
   const LayerPlan full_plan = build_layer_plan(full_twin);
   r.flops = count_flops(config, plan, r.parameters, context);
   r.flops_full = count_flops(full_twin, full_plan, count_parameters(full_twin, full_plan), context);
-  r.training = training_memory(config, plan, product(context, batch), {.compute = train_dtype});
+  r.ranks = ranks;
+  r.training =
+      training_memory(config, plan, product(context, batch), {.compute = train_dtype, .ranks = ranks});
   return r;
 }
 

@@ -37,6 +37,7 @@ struct TrainingOptions {
   DType compute = DType::bf16;
   bool narrow_state = false;                // WeightOptions::narrow_gradients, moments likewise
   int64_t chunk_bytes = int64_t(64) << 20;  // Ops::chunk_bytes()
+  int ranks = 1;                            // that share masters and moments
 };
 // Bytes of one training process: masters in f32 (f64 for f64), a compute copy where it is narrower.
 struct TrainingMemory {
@@ -65,15 +66,17 @@ struct PlanReport {
   FlopsReport flops, flops_full;   // as it is, and its full-attention twin
   std::vector<std::string> notes;  // what a reader should know about these numbers
   TrainingMemory training;         // micro-batch of `batch` rows of `context` tokens
+  int ranks = 1;                   // that share masters and moments
 };
 
 // For micro-batches of `tokens` tokens. Throws as make_plan_report.
 TrainingMemory training_memory(const ModelConfig& config, int64_t tokens,
                                const TrainingOptions& options = {});
 
-// `train_dtype` f32 or bf16. Throws Error(input) where a number would not fit 63 bits.
+// `train_dtype` f32 or bf16; `ranks` that train together. Throws Error(input) where a number would not fit 63
+// bits.
 PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t batch,
-                            DType train_dtype = DType::bf16, int kv_dtype_bytes = 2);
+                            DType train_dtype = DType::bf16, int kv_dtype_bytes = 2, int ranks = 1);
 
 // The report as a JSON object (docs/formats.md); `dtype`: of the KV cache and of training.
 std::string plan_report_json(const ModelConfig& config, const PlanReport& report, DType dtype);

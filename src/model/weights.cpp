@@ -129,12 +129,20 @@ TensorView shaped(const TensorView& flat_like, const std::vector<int64_t>& shape
   return TensorView(flat_like.data, flat_like.dtype, {shape[0], shape[1]});
 }
 
-// Writes `count` f32 values to elements [begin, begin + count) of a contiguous tensor of any compute dtype.
-void store(Memory& memory, const TensorView& dst, int64_t begin, const float* values, int64_t count) {
+// Writes `count` values to elements [begin, begin + count) of a contiguous tensor of any compute dtype.
+template <class From>
+void store(Memory& memory, const TensorView& dst, int64_t begin, const From* values, int64_t count) {
   auto put = [&](auto tag) {
     using T = decltype(tag);
+    if constexpr (std::is_same_v<T, From>)
+      return memory.from_host(static_cast<T*>(dst.data) + begin, values,
+                              static_cast<size_t>(count) * sizeof(T));
     std::vector<T> converted(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) converted[size_t(i)] = static_cast<T>(values[i]);
+    for (int64_t i = 0; i < count; ++i)
+      if constexpr (std::is_same_v<T, bf16>)
+        converted[size_t(i)] = bf16(static_cast<float>(values[i]));
+      else
+        converted[size_t(i)] = static_cast<T>(values[i]);
     memory.from_host(static_cast<T*>(dst.data) + begin, converted.data(), converted.size() * sizeof(T));
   };
   switch (dst.dtype) {
@@ -146,6 +154,22 @@ void store(Memory& memory, const TensorView& dst, int64_t begin, const float* va
       HYSPARSE_CHECK(dst.dtype == DType::bf16, "weights in {}", name_of(dst.dtype));
       return put(bf16{});
   }
+}
+
+// Writes elements [begin, begin + count) of a weight: its value, and what this rank keeps of the master.
+template <class From>
+void store(Memory& memory, const Weight& w, int64_t begin, const From* values, int64_t count) {
+  store(memory, w.value, begin, values, count);
+  if (!w.master || w.master.dtype == w.value.dtype) return;
+  const int64_t from = std::max(begin, w.master_begin),
+                to = std::min(begin + count, w.master_begin + w.master.numel());
+  if (from < to) store(memory, w.master, from - w.master_begin, values + (from - begin), to - from);
+}
+
+// Begins of weights in a group, and ends of shares.
+constexpr int64_t kGrain = 64;
+int64_t grains(int64_t n, int64_t of) {
+  return (n + of - 1) / of * of;
 }
 
 }  // namespace
@@ -176,34 +200,76 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
   const DType acc = options.compute == DType::f64 ? DType::f64 : DType::f32;
   layers.resize(plan.size());
   const Catalogue catalogue(config, plan);
-  const auto for_buffers = [&](const Item& item, const auto& fn) {
-    const std::vector<int64_t>& shape = item.spec.shape;
-    if (int8 && item.spec.quantisable) {
-      fn(DType::i8, shape, &Weight::value);
-      fn(DType::f32, std::vector<int64_t>{shape[0], quant_groups(shape[1])}, &Weight::scales);
-      return;
-    }
-    const DType value = item.spec.always_f32 ? acc : options.compute;
-    fn(value, shape, &Weight::value);
-    if (options.training && value != acc) fn(acc, shape, &Weight::master);
-    const bool narrow = options.narrow_gradients && shape.size() == 2;
-    if (options.training && item.spec.trained) fn(narrow ? value : acc, shape, &Weight::grad);
-  };
-  // All in one piece of memory, which the system can keep on huge pages.
-  const auto bytes_of = [](const Item& item, DType dtype, const std::vector<int64_t>& shape) {
-    size_t bytes = size_of(dtype);
-    for (const int64_t d : shape)
-      HYSPARSE_CHECK(!__builtin_mul_overflow(bytes, static_cast<size_t>(d), &bytes), "{} is too large",
+  const auto numel = [](const Item& item) {
+    int64_t n = 1;
+    for (const int64_t d : item.spec.shape)
+      HYSPARSE_CHECK(!__builtin_mul_overflow(n, d, &n) && n < int64_t(1) << 56, "{} is too large",
                      item.spec.name);
-    return (bytes + 63) / 64 * 64;
+    return n;
   };
-  size_t total = 0, at = 0;
-  for (const Item& item : catalogue.items)
-    for_buffers(item, [&](DType dtype, const std::vector<int64_t>& shape, auto) {
-      HYSPARSE_CHECK(!__builtin_add_overflow(total, bytes_of(item, dtype, shape), &total) && total >> 62 == 0,
-                     "the model is too large");
-    });
-  storage_ = Tensor(DType::u8, {static_cast<int64_t>(total)}, memory);
+  const auto value_dtype = [&](const Item& item) { return item.spec.always_f32 ? acc : options.compute; };
+  const auto is_int8 = [&](const Item& item) { return int8 && item.spec.quantisable; };
+
+  // First what goes where: trained weights into the group of their dtypes, the others by themselves.
+  struct Layout {
+    DType value, gradient;
+    int64_t elements = 0;
+  };
+  std::vector<Layout> layouts;
+  std::vector<std::pair<size_t, int64_t>> places;  // of an item: its group and the begin in it
+  int64_t total = 0;
+  const auto take = [&](int64_t elements, DType dtype) {  // the offset of a new buffer
+    const int64_t at = total, bytes = grains(elements * static_cast<int64_t>(size_of(dtype)), 64);
+    HYSPARSE_CHECK(!__builtin_add_overflow(total, bytes, &total) && total >> 62 == 0,
+                   "the model is too large");
+    return at;
+  };
+  for (const Item& item : catalogue.items) {
+    places.emplace_back(SIZE_MAX, 0);
+    if (!options.training || !item.spec.trained) continue;
+    const bool narrow = options.narrow_gradients && item.spec.shape.size() == 2;
+    const DType value = value_dtype(item), gradient = narrow ? value : acc;
+    size_t group = 0;
+    while (group < layouts.size() && (layouts[group].value != value || layouts[group].gradient != gradient))
+      ++group;
+    if (group == layouts.size()) layouts.push_back({value, gradient});
+    places.back() = {group, layouts[group].elements};
+    layouts[group].elements += grains(numel(item), kGrain);
+  }
+  struct Offsets {
+    int64_t values, gradients, masters;
+  };
+  std::vector<Offsets> offsets;
+  for (Layout& l : layouts) {
+    l.elements = grains(l.elements, kGrain * options.ranks);
+    offsets.push_back({take(l.elements, l.value), take(l.elements, l.gradient),
+                       l.value == acc ? -1 : take(l.elements / options.ranks, acc)});
+  }
+  struct Loose {
+    int64_t value = 0, scales = 0;
+  };
+  std::vector<Loose> loose(catalogue.items.size());
+  for (size_t i = 0; i < loose.size(); ++i) {
+    const Item& item = catalogue.items[i];
+    if (places[i].first != SIZE_MAX) continue;
+    loose[i].value = take(numel(item), is_int8(item) ? DType::i8 : value_dtype(item));
+    if (is_int8(item))
+      loose[i].scales = take(item.spec.shape[0] * quant_groups(item.spec.shape[1]), DType::f32);
+  }
+
+  // Then all in one piece of memory, which the system can keep on huge pages.
+  storage_ = Tensor(DType::u8, {total}, memory);
+  const auto at = [&](int64_t offset) { return static_cast<std::byte*>(storage_.view().data) + offset; };
+  groups_.resize(layouts.size());
+  for (size_t g = 0; g < layouts.size(); ++g) {
+    WeightGroup& group = groups_[g];
+    const int64_t n = layouts[g].elements, share = n / options.ranks;
+    group.values = TensorView(at(offsets[g].values), layouts[g].value, {n});
+    group.gradients = TensorView(at(offsets[g].gradients), layouts[g].gradient, {n});
+    group.begin = options.rank * share;
+    group.masters = offsets[g].masters < 0 ? group.values.rows(group.begin, group.begin + share)
+                                           : TensorView(at(offsets[g].masters), acc, {share});
+  }
   int64_t moe_layers = 0;
   for (size_t i = 0; i < plan.size(); ++i) {
     if (!plan[i].moe) continue;
@@ -217,7 +283,8 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
     for (size_t i = 0; i < plan.size(); ++i)
       if (plan[i].moe) layers[i].expert_load = load_.view().at(next++);
   }
-  for (const Item& item : catalogue.items) {
+  for (size_t i = 0; i < catalogue.items.size(); ++i) {
+    const Item& item = catalogue.items[i];
     LayerWeights* layer = item.layer < 0 ? nullptr : &layers[size_t(item.layer)];
     Weight& w = item.slot                                       ? layer->*item.slot
                 : item.experts                                  ? (layer->*item.experts)[item.expert]
@@ -226,12 +293,24 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
                                                                 : lm_head_own;
     w.name = item.spec.name;
     w.decay = item.spec.decay;
-    for_buffers(item, [&](DType dtype, const std::vector<int64_t>& shape, TensorView Weight::*buffer) {
-      const TensorView flat(static_cast<std::byte*>(storage_.view().data) + at, dtype, {0});
-      at += bytes_of(item, dtype, shape);
-      w.*buffer = shaped(flat, shape);
-    });
-    if (w.value.dtype == acc) w.master = w.value;
+    const std::vector<int64_t>& shape = item.spec.shape;
+    if (places[i].first == SIZE_MAX) {
+      const DType dtype = is_int8(item) ? DType::i8 : value_dtype(item);
+      w.value = shaped(TensorView(at(loose[i].value), dtype, {0}), shape);
+      if (is_int8(item))
+        w.scales = TensorView(at(loose[i].scales), DType::f32, {shape[0], quant_groups(shape[1])});
+      if (dtype == acc) w.master = w.value;
+    } else {
+      WeightGroup& group = groups_[places[i].first];
+      const int64_t begin = places[i].second, end = begin + numel(item);
+      group.parts.push_back({&w, begin});
+      w.value = shaped(group.values.rows(begin, end), shape);
+      w.grad = shaped(group.gradients.rows(begin, end), shape);
+      const int64_t from = std::max(begin, group.begin), to = std::min(end, group.begin + group.share());
+      if (from < to) w.master = group.masters.rows(from - group.begin, to - group.begin);
+      w.master_begin = std::max<int64_t>(0, from - begin);
+      if (options.ranks == 1) w.master = shaped(w.master, shape);
+    }
     all_.push_back(&w);
     by_name_[w.name] = &w;
   }
@@ -276,15 +355,23 @@ void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint
     const int64_t count = piece.end - piece.begin, row = piece.spec->shape.back();
     if (piece.weight->scales)
       return set_quantised(*piece.weight, piece.begin / row, count / row, values.data());
-    store(*memory_, piece.weight->value, piece.begin, values.data(), count);
-    if (piece.weight->master && piece.weight->master.data != piece.weight->value.data)
-      store(*memory_, piece.weight->master, piece.begin, values.data(), count);
+    store(*memory_, *piece.weight, piece.begin, values.data(), count);
   };
   const auto count = static_cast<int64_t>(pieces.size());
   if (pool)
     pool->parallel_for(count, fill);
   else
     for (int64_t i = 0; i < count; ++i) fill(i, 0);
+}
+
+void Weights::assign(Weight& weight, const TensorView& host) {
+  HYSPARSE_CHECK(host.contiguous() && host.same_shape(weight.value), "{} from {}", weight.name,
+                 host.describe());
+  if (host.dtype == DType::f64)
+    store(*memory_, weight, 0, host.as<double>(), host.numel());
+  else
+    store(*memory_, weight, 0, host.as<float>(), host.numel());
+  ++weight.version;
 }
 
 void Weights::set_quantised(Weight& weight, int64_t first, int64_t rows, const float* values) {
@@ -296,12 +383,12 @@ void Weights::set_quantised(Weight& weight, int64_t first, int64_t rows, const f
 }
 
 void Weights::zero_grad() {
-  for (Weight* w : all_)
-    if (w->grad) memory_->zero(w->grad.data, w->grad.bytes());
+  for (const WeightGroup& g : groups_) memory_->zero(g.gradients.data, g.gradients.bytes());
   if (load_) memory_->zero(load_.view().data, load_.view().bytes());
 }
 
 void Weights::master_to_value() {
+  HYSPARSE_CHECK(options_.ranks == 1, "no rank has the masters of all");
   for (Weight* w : all_) {
     if (w->master && w->master.data != w->value.data) {
       std::vector<float> values(static_cast<size_t>(w->master.numel()));

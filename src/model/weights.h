@@ -52,6 +52,24 @@ struct WeightOptions {
   bool training = false;       // allocate masters (where compute is narrower) and gradients
   WeightFormat format = WeightFormat::compute;
   bool narrow_gradients = false;  // matrices' gradients in the compute dtype, not the masters'
+  // Training on several ranks: each keeps its share of the masters (and of the optimiser's state).
+  int rank = 0, ranks = 1;
+};
+
+// Trained weights of the same dtypes, one behind the other in one piece of memory: what ranks cut among
+// themselves. Every weight begins at a multiple of 64 elements; what lies between is 0.
+struct WeightGroup {
+  struct Part {
+    Weight* weight;
+    int64_t begin;  // element of the group that is its first
+  };
+  std::vector<Part> parts;
+  TensorView values, gradients;  // [n], n a multiple of 64 * ranks
+  TensorView
+      masters;  // [n / ranks], elements [begin, begin + n / ranks); part of `values` where dtypes match
+  int64_t begin = 0;
+  int64_t share() const { return masters.numel(); }
+  TensorView own(const TensorView& whole) const { return whole.rows(begin, begin + share()); }
 };
 
 class Weights {
@@ -72,6 +90,9 @@ class Weights {
   std::vector<Weight*>& all() { return all_; }
   const std::vector<Weight*>& all() const { return all_; }
   Weight* find(const std::string& name);  // null where there is none
+  // Training: every weight that has a gradient is in one of these.
+  const std::vector<WeightGroup>& groups() const { return groups_; }
+  const TensorView& expert_loads() const { return load_.view(); }  // of all layers, [layers, E]; or empty
   const WeightOptions& options() const { return options_; }
   Memory& memory() const { return *memory_; }
 
@@ -79,17 +100,21 @@ class Weights {
   // dtype. So every dtype, thread count and twin starts from the same values in the tensors they share.
   void init_random(const ModelConfig& config, const LayerPlan& plan, uint64_t seed,
                    ThreadPool* pool = nullptr);
+  // The value of `weight`, and what this rank keeps of its master, from a whole tensor in host memory: f32,
+  // or f64 where the masters are.
+  void assign(Weight& weight, const TensorView& host);
   // Rows [first, first + rows) of `weight`, quantisable and kept in int8, from f32 values. Error(input) where
   // one is not finite.
   void set_quantised(Weight& weight, int64_t first, int64_t rows, const float* values);
   void zero_grad();        // and the load of experts
-  void master_to_value();  // refresh compute copies, bump versions
+  void master_to_value();  // refresh compute copies, bump versions; not where ranks share the masters
   int64_t parameters() const;
 
  private:
   WeightOptions options_;
   Memory* memory_;
   Tensor storage_, load_;
+  std::vector<WeightGroup> groups_;
   std::vector<Weight*> all_;
   std::unordered_map<std::string, Weight*> by_name_;
 };

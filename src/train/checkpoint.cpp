@@ -1,6 +1,9 @@
 #include "train/checkpoint.h"
 
 #include <algorithm>
+#include <cstring>
+#include <list>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
@@ -50,25 +53,85 @@ std::vector<int64_t> shape_of(const TensorView& t) {
   return {t.shape.begin(), t.shape.begin() + t.rank};
 }
 
-void write_weights(const fs::path& dir, const TrainState& state, Weights& weights) {
-  std::vector<HostCopy> copies;
+// What ranks keep of a flat tensor, joined on the host of rank 0 (where there is one rank: a HostCopy).
+class Gathered {
+ public:
+  Gathered(const TensorView& share, Memory& memory, Comm& comm) : own_(share, memory) {
+    if (comm.size() == 1) return;
+    const int64_t n = share.numel(), ranks = comm.size();
+    is_whole_ = comm.rank() == 0;
+    if (is_whole_) whole_ = Tensor(share.dtype, {n * ranks});
+    // In pieces: the other ranks keep none of it.
+    constexpr int64_t kPiece = int64_t(1) << 20;
+    const Tensor pieces(share.dtype, {std::min(kPiece, n) * ranks});
+    for (int64_t at = 0; at < n; at += kPiece) {
+      const int64_t size = std::min(kPiece, n - at);
+      const TensorView all = pieces.view().rows(0, size * ranks);
+      comm.host().all_gather(own_.view().rows(at, at + size), all);
+      for (int64_t r = 0; whole_ && r < ranks; ++r) {
+        const TensorView piece = all.rows(r * size, (r + 1) * size);
+        std::memcpy(whole_.view().rows(r * n + at, r * n + at + size).data, piece.data, piece.bytes());
+      }
+    }
+  }
+  bool is_whole() const { return is_whole_; }
+  // Elements [begin, begin + numel of `like`), in its shape, of a whole.
+  TensorView at(int64_t begin, const TensorView& like) const {
+    const TensorView& flat = whole_ ? whole_.view() : own_.view();
+    TensorView out = like;
+    out.dtype = flat.dtype;
+    out.data = flat.rows(begin, begin + like.numel()).data;
+    return out;
+  }
+
+ private:
+  HostCopy own_;
+  Tensor whole_;
+  bool is_whole_ = true;
+};
+
+// By weight: where its state is. Rank 0's; the others have nothing to show.
+using Gathering = std::map<const Weight*, TensorView>;
+void add_group(Gathering& to, const WeightGroup& group, const Gathered& from) {
+  for (const WeightGroup::Part& part : group.parts)
+    if (from.is_whole()) to[part.weight] = from.at(part.begin, part.weight->value);
+}
+
+void write_weights(const fs::path& dir, const TrainState& state, Weights& weights, Comm& comm) {
+  std::list<Gathered> groups;
+  std::list<HostCopy> loose;
+  Gathering masters;
+  for (const WeightGroup& group : weights.groups()) {
+    if (group.masters.dtype == group.values.dtype)  // every rank has all
+      add_group(masters, group, groups.emplace_back(group.values, weights.memory(), self_comm()));
+    else
+      add_group(masters, group, groups.emplace_back(group.masters, weights.memory(), comm));
+  }
+  if (comm.rank() != 0) return;
   std::vector<NamedTensor> tensors;
-  for (Weight* w : weights.all()) copies.emplace_back(w->master, weights.memory());
-  for (size_t i = 0; i < copies.size(); ++i)
-    tensors.push_back({weights.all()[i]->name, copies[i].view(), copies[i].view().dtype});
+  for (Weight* w : weights.all()) {
+    if (!masters.contains(w)) masters[w] = loose.emplace_back(w->value, weights.memory()).view();
+    tensors.push_back({w->name, masters[w], masters[w].dtype});
+  }
   write_safetensors_set(dir, tensors, size_t(5) << 30, step_metadata(state));
 }
 
-void write_moments(const fs::path& dir, const TrainState& state, Weights& weights, Optimizer& optimizer) {
-  std::vector<HostCopy> copies;
-  std::vector<NamedTensor> tensors;
-  for (const Optimizer::Slot& slot : optimizer.slots()) {
-    copies.emplace_back(slot.m, weights.memory());
-    copies.emplace_back(slot.v, weights.memory());
+void write_moments(const fs::path& dir, const TrainState& state, Weights& weights, Optimizer& optimizer,
+                   Comm& comm) {
+  std::list<Gathered> groups;
+  Gathering m, v;
+  for (size_t g = 0; g < weights.groups().size(); ++g) {
+    const Optimizer::Moments& moments = optimizer.moments()[g];
+    add_group(m, weights.groups()[g], groups.emplace_back(moments.m, weights.memory(), comm));
+    add_group(v, weights.groups()[g], groups.emplace_back(moments.v, weights.memory(), comm));
   }
-  for (size_t i = 0; i < copies.size(); ++i)
-    tensors.push_back({(i % 2 == 0 ? "m." : "v.") + optimizer.slots()[i / 2].weight->name, copies[i].view(),
-                       copies[i].view().dtype});
+  if (comm.rank() != 0) return;
+  std::vector<NamedTensor> tensors;
+  for (const Weight* w : weights.all()) {
+    if (!m.contains(w)) continue;
+    tensors.push_back({"m." + w->name, m[w], m[w].dtype});
+    tensors.push_back({"v." + w->name, v[w], v[w].dtype});
+  }
   write_safetensors(dir / kOptimizerFile, tensors, step_metadata(state));
 }
 
@@ -79,17 +142,13 @@ void copy_tokenizer(const fs::path& from, const fs::path& to) {
     if (file_exists(from / name)) write_file_atomic(to / name, read_file(from / name));
 }
 
-// Copies a stored tensor into `dst` (host or device), which must have its shape.
-template <class Read>
-void restore(const std::string& where, const SafetensorsEntry& entry, const TensorView& dst, Memory& memory,
-             Read&& read) {
-  if (entry.shape != shape_of(dst))
-    throw expected_error(where, "shape " + shape_text(shape_of(dst)), shape_text(entry.shape));
-  if (memory.device() == DeviceKind::cpu) return read(dst);
-  const Tensor host =
-      dst.rank == 1 ? Tensor(dst.dtype, {dst.dim(0)}) : Tensor(dst.dtype, {dst.dim(0), dst.dim(1)});
-  read(host.view());
-  memory.from_host(dst.data, host.view().data, dst.bytes());
+void check_shape(const std::string& where, const SafetensorsEntry& entry, const TensorView& like) {
+  if (entry.shape != shape_of(like))
+    throw expected_error(where, "shape " + shape_text(shape_of(like)), shape_text(entry.shape));
+}
+
+Tensor host_tensor(DType dtype, const TensorView& like) {
+  return like.rank == 1 ? Tensor(dtype, {like.dim(0)}) : Tensor(dtype, {like.dim(0), like.dim(1)});
 }
 
 template <class From>
@@ -107,8 +166,9 @@ void convert(const std::byte* source, const TensorView& dst) {
     std::transform(from, from + n, dst.as<float>(), [](From x) { return static_cast<float>(x); });
 }
 
-void read_moment(const SafetensorsFile& file, const std::string& name, const TensorView& dst,
-                 Memory& memory) {
+// Elements of `slot`'s weight that this rank keeps, from the stored tensor of the whole, into `dst`.
+void read_moment(const SafetensorsFile& file, const std::string& name, const Optimizer::Slot& slot,
+                 const TensorView& dst, Memory& memory) {
   const auto found = file.entries().find(name);
   const std::string where = file.path().string() + ": " + name;
   if (found == file.entries().end())
@@ -116,14 +176,20 @@ void read_moment(const SafetensorsFile& file, const std::string& name, const Ten
   const SafetensorsEntry& entry = found->second;
   if (entry.dtype != "F32" && entry.dtype != "F64" && entry.dtype != "BF16")
     throw expected_error(where, "F32, F64 or BF16", entry.dtype);
-  restore(where, entry, dst, memory, [&](const TensorView& host) {
-    if (entry.dtype == "F32")
-      convert<float>(file.data(entry), host);
-    else if (entry.dtype == "BF16")
-      convert<bf16>(file.data(entry), host);
-    else
-      convert<double>(file.data(entry), host);
-  });
+  check_shape(where, entry, slot.weight->value);
+  const Tensor copy = memory.device() == DeviceKind::cpu ? Tensor() : host_tensor(dst.dtype, dst);
+  const TensorView host = copy ? copy.view() : dst;
+  const auto read = [&](auto tag) {
+    using From = decltype(tag);
+    convert<From>(file.data(entry) + static_cast<size_t>(slot.weight->master_begin) * sizeof(From), host);
+  };
+  if (entry.dtype == "F32")
+    read(float{});
+  else if (entry.dtype == "BF16")
+    read(bf16{});
+  else
+    read(double{});
+  if (copy) memory.from_host(dst.data, host.data, dst.bytes());
 }
 
 std::string damaged_hint(const fs::path& dir) {
@@ -226,14 +292,19 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
 }
 
 void save_checkpoint(const fs::path& out, const TrainState& state, Weights& weights, Optimizer& optimizer,
-                     const fs::path& tokenizer_dir) {
+                     const fs::path& tokenizer_dir, Comm& comm) {
+  if (comm.rank() != 0) {
+    write_weights({}, state, weights, comm);
+    write_moments({}, state, weights, optimizer, comm);
+    return;
+  }
   const fs::path dir = checkpoint_path(out, state.step);
   std::error_code error;
   fs::create_directories(dir.parent_path(), error);
   if (error) throw io_error(dir.parent_path(), "create the folder", error.value());
   publish_directory(dir, [&](const fs::path& temp) {
-    write_weights(temp, state, weights);
-    write_moments(temp, state, weights, optimizer);
+    write_weights(temp, state, weights, comm);
+    write_moments(temp, state, weights, optimizer, comm);
     write_file_atomic(temp / "config.json", model_config_json(state.config.model));
     copy_tokenizer(tokenizer_dir, temp);
     Json json = state_json(state);
@@ -320,10 +391,12 @@ void load_master_weights(const fs::path& model_dir, Weights& weights, const Log&
     log(sink, LogLevel::warning,
         fmt::format("{}: {} tensors have no place in this config and are left behind: {}", model_dir.string(),
                     left.size(), by_layer(left)));
-  for (Weight* w : weights.all())
-    restore(model_dir.string() + ": " + w->name, set.entry(w->name), w->master, weights.memory(),
-            [&](const TensorView& host) { set.read(w->name, host); });
-  weights.master_to_value();
+  for (Weight* w : weights.all()) {
+    check_shape(model_dir.string() + ": " + w->name, set.entry(w->name), w->value);
+    const Tensor host = host_tensor(accumulation_dtype(w->value.dtype), w->value);
+    set.read(w->name, host);
+    weights.assign(*w, host);
+  }
 }
 
 void load_checkpoint(const fs::path& dir, const TrainState& state, Weights& weights, Optimizer& optimizer) {
@@ -336,8 +409,8 @@ void load_checkpoint(const fs::path& dir, const TrainState& state, Weights& weig
     if (e.path().extension() == ".safetensors") check_step(SafetensorsFile(e.path()), state.step);
   load_master_weights(dir, weights);
   for (Optimizer::Slot& slot : optimizer.slots()) {
-    read_moment(moments, "m." + slot.weight->name, slot.m, weights.memory());
-    read_moment(moments, "v." + slot.weight->name, slot.v, weights.memory());
+    read_moment(moments, "m." + slot.weight->name, slot, slot.m, weights.memory());
+    read_moment(moments, "v." + slot.weight->name, slot, slot.v, weights.memory());
   }
   optimizer.set_applied(state.applied);
 }

@@ -3,7 +3,8 @@
 //                                   (moments), state.json, the tokenizer's files: also a model directory
 //   OUT/model/                      the newest checkpoint without its optimiser state (hard links)
 // A folder named step-* is complete by construction: it is renamed to that name when everything in it is on
-// disk.
+// disk. Nothing in it depends on how many ranks trained: rank 0 gathers what the others keep, and any number
+// of ranks goes on from it.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +43,10 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& out, int64_t 
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
 
 // Writes OUT/checkpoints/step-* and then OUT/model. `tokenizer_dir`: where tokenizer files are copied from;
-// may be empty. On failure what was there before stays.
+// may be empty. On failure what was there before stays. Called by all ranks of `comm`; rank 0 writes.
 void save_checkpoint(const std::filesystem::path& out, const TrainState& state, Weights& weights,
-                     Optimizer& optimizer, const std::filesystem::path& tokenizer_dir);
+                     Optimizer& optimizer, const std::filesystem::path& tokenizer_dir,
+                     Comm& comm = self_comm());
 
 // Makes OUT/model from a checkpoint (the end of a save; again on resume, where a crash came between the two).
 void publish_model(const std::filesystem::path& out, const std::filesystem::path& checkpoint);
@@ -53,8 +55,8 @@ void publish_model(const std::filesystem::path& out, const std::filesystem::path
 // small ones. Throws Error(input) that names what is missing or damaged.
 TrainState read_checkpoint_state(const std::filesystem::path& dir);
 
-// Restores masters, compute copies and moments from a checkpoint whose state was read, after checking every
-// tensor file against its checksum.
+// Restores masters, compute copies and moments (of them what this rank keeps) from a checkpoint whose state
+// was read, after checking every tensor file against its checksum.
 void load_checkpoint(const std::filesystem::path& dir, const TrainState& state, Weights& weights,
                      Optimizer& optimizer);
 

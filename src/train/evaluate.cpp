@@ -24,7 +24,7 @@ HeldOut evaluate_held_out(Runtime& rt, Model& model, const TokenData& data, cons
   HeldOut out;
   double nats = 0.0, bytes = 0.0;
   const double mean_bytes = static_cast<double>(data.bytes_of_text()) / static_cast<double>(data.tokens());
-  for (int64_t first = 0; first < windows; first += o.rows) {
+  for (int64_t first = rt.comm.rank() * o.rows; first < windows; first += rt.comm.size() * o.rows) {
     std::vector<int64_t> samples;
     for (int64_t i = first; i < std::min(first + o.rows, windows); ++i)
       samples.push_back(spread_window(i, windows, total));
@@ -39,6 +39,10 @@ HeldOut evaluate_held_out(Runtime& rt, Model& model, const TokenData& data, cons
     }
     out.targets += batch.targets;
   }
+  double sums[] = {nats, bytes, static_cast<double>(out.targets)};
+  rt.comm.all_reduce_values(sums);
+  nats = sums[0], bytes = sums[1];
+  out.targets = static_cast<int64_t>(sums[2]);
   out.nats_per_token = out.targets > 0 ? nats / static_cast<double>(out.targets) : NAN;
   out.bits_per_byte = bytes > 0 ? nats / std::log(2.0) / bytes : NAN;
   return out;

@@ -32,7 +32,7 @@ int64_t spread_window(int64_t i, int64_t count, int64_t total);
 
 // Windows spread evenly over the split, so that few of them still see all its documents' kinds; every
 // evaluation of a run reads the same. A split shorter than one window is read as one shorter window; one
-// without two tokens throws Error(input).
+// without two tokens throws Error(input). Ranks call it together: each reads its share, all get the result.
 HeldOut evaluate_held_out(Runtime& rt, Model& model, const TokenData& data, const HeldOutOptions& options);
 
 }  // namespace hysparse

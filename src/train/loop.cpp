@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -109,6 +110,10 @@ RunConfig fit_config(const Runtime& rt, const TrainRequest& request, const Token
   if (c.model.eos_token_id.empty() && data.eos_id() >= 0) c.model.eos_token_id = {data.eos_id()};
   if (c.train.state_dtype == StateDType::bf16 && rt.memory.device() == DeviceKind::cpu)
     throw expected_error("train.state_dtype", "f32 on a CPU", "bf16", "train with --device cuda");
+  if (rt.comm.size() > c.train.global_batch_size)
+    throw expected_error("train.global_batch_size",
+                         fmt::format("at least a row for each of {} ranks", rt.comm.size()),
+                         std::to_string(c.train.global_batch_size));
   check_memory(c, rt);
   return c;
 }
@@ -128,6 +133,7 @@ class Run {
 
  private:
   void begin();
+  void check_ranks_agree();
   void resume_from(const fs::path& dir);
   bool step();  // false: asked to stop on the way, nothing changed
   std::vector<TrainBatch> next_batches() const;
@@ -145,8 +151,9 @@ class Run {
 
   Runtime& rt_;
   const TrainRequest& request_;
+  const bool is_root_;  // of the ranks: the one that writes
   const bool has_held_out_;
-  RunLock lock_;
+  std::unique_ptr<RunLock> lock_;
   TokenData data_;
   std::optional<TokenData> held_out_;
   std::optional<Tokenizer> tokenizer_;
@@ -173,14 +180,15 @@ class Run {
 Run::Run(Runtime& rt, const TrainRequest& request)
     : rt_(rt),
       request_(request),
+      is_root_(rt.comm.rank() == 0),
       has_held_out_(check_data_folder(request.data)),
-      lock_(request.out),
+      lock_(is_root_ ? std::make_unique<RunLock>(request.out) : nullptr),
       data_(request.data, "train"),
       config_(fit_config(rt, request, data_)),
       train_(config_.train),
       order_((data_.tokens() - 1) / train_.seq_len, static_cast<uint64_t>(train_.seed), config_.data.shuffle),
       plan_(build_layer_plan(config_.model)),
-      weights_(config_.model, plan_, weight_options(train_), rt.memory),
+      weights_(config_.model, plan_, weight_options(train_, rt.comm), rt.memory),
       model_(config_.model, weights_),
       optimizer_(weights_) {
   if (has_held_out_) held_out_.emplace(request.data, "holdout");
@@ -196,7 +204,8 @@ void Run::begin() {
                       "--resume continues it; another --out starts anew");
   if (!has_run && request_.resume)
     throw input_error(request_.out.string(), "holds no training run to resume", "start it without --resume");
-  remove_stale_checkpoints(request_.out);
+  rt_.comm.barrier();  // all have looked before one writes
+  if (is_root_) remove_stale_checkpoints(request_.out);
   state_.config = config_;
   state_.data_fingerprint = data_fingerprint(data_);
   if (!checkpoints.empty()) {
@@ -215,11 +224,30 @@ void Run::begin() {
     log(rt_.log, LogLevel::info,
         fmt::format("{} has no held-out part: training goes without held-out evaluation",
                     request_.data.string()));
-  log_.emplace(request_.out, state_.step);
-  log_->start(state_.step, train_.steps, rt_.pool.threads(), rt_.ops.name());
+  check_ranks_agree();
+  if (is_root_) {
+    log_.emplace(request_.out, state_.step);
+    log_->start(state_.step, train_.steps, rt_.pool.threads(), rt_.ops.name());
+  }
   first_step_ = state_.step;
   first_tokens_ = state_.tokens;
   began_ = Clock::now();
+}
+
+// Ranks of different mind would train nonsense, and some ways to differ end in a rank that waits for ever.
+void Run::check_ranks_agree() {
+  if (rt_.comm.size() == 1) return;
+  uint64_t h = static_cast<uint64_t>(state_.step);
+  for (const char c : run_config_json(config_) + state_.data_fingerprint)
+    h = hash_words({h, static_cast<uint64_t>(c)});
+  // Halves that f64 holds exactly.
+  const double own[] = {static_cast<double>(h >> 32), static_cast<double>(h & 0xffffffffu)};
+  double largest[] = {own[0], own[1]};
+  rt_.comm.all_reduce_values(largest, Reduce::max);
+  const bool differs = rt_.comm.any(largest[0] != own[0] || largest[1] != own[1]);
+  if (differs)
+    throw input_error("ranks", "differ in their configs, data or checkpoints",
+                      "start all with the same flags, on the same files");
 }
 
 void Run::resume_from(const fs::path& dir) {
@@ -242,7 +270,7 @@ void Run::resume_from(const fs::path& dir) {
         fmt::format("set train.steps to more than {} to go on, or start a shorter run in another --out",
                     saved.step));
   load_checkpoint(dir, saved, weights_, optimizer_);
-  publish_model(request_.out, dir);
+  if (is_root_) publish_model(request_.out, dir);
   saved.config = config_;
   state_ = std::move(saved);
   if (state_.heldout_nats_per_token)
@@ -253,10 +281,13 @@ void Run::resume_from(const fs::path& dir) {
   log(rt_.log, LogLevel::info, fmt::format("resumed {} at step {}", dir.string(), state_.step));
 }
 
+// Of the step's rows each rank has a run of neighbours.
 std::vector<TrainBatch> Run::next_batches() const {
   std::vector<TrainBatch> batches;
-  for (int64_t row = 0; row < train_.global_batch_size; row += train_.micro_rows()) {
-    const int64_t rows = std::min(train_.micro_rows(), train_.global_batch_size - row);
+  const int64_t all = train_.global_batch_size, ranks = rt_.comm.size(), rank = rt_.comm.rank();
+  const int64_t end = all * (rank + 1) / ranks;
+  for (int64_t row = all * rank / ranks; row < end; row += train_.micro_rows()) {
+    const int64_t rows = std::min(train_.micro_rows(), end - row);
     batches.push_back(make_train_batch(data_, order_, state_.samples + row, rows, train_.seq_len,
                                        config_.data.document_mask, row));
     batches.back().batch.step = static_cast<uint64_t>(state_.step + 1);
@@ -276,6 +307,7 @@ bool Run::step() {
   state_.step = number;
   state_.samples += train_.global_batch_size;
   state_.tokens += g.tokens;
+  optimizer_.reduce_gradients(rt_);
   const double norm = optimizer_.gradient_norm(rt_);
   progress_.loss = g.mean_loss();
   progress_.lr = lr;
@@ -299,12 +331,12 @@ bool Run::step() {
   const double seconds = seconds_since(start);
   step_seconds_ = step_seconds_ == 0.0 ? seconds : 0.9 * step_seconds_ + 0.1 * seconds;
   progress_.tokens_per_second = static_cast<double>(g.tokens) / step_seconds_;
-  if (logged && !progress_.skipped) log_step(g, lr, norm);
+  if (log_ && logged && !progress_.skipped) log_step(g, lr, norm);
   return true;
 }
 
 void Run::skip(const std::string& reason, double loss, double norm) {
-  log_->skip(state_.step, reason, loss, norm);
+  if (log_) log_->skip(state_.step, reason, loss, norm);
   log(rt_.log, LogLevel::warning,
       reason == "no_targets"
           ? fmt::format("step {}: no token of the step has a label; skipped, weights unchanged", state_.step)
@@ -370,11 +402,11 @@ void Run::evaluate() {
         tokenizer_->is_special(id) ? 0 : static_cast<int32_t>(tokenizer_->token_bytes(id).size()));
   const HeldOut h = evaluate_held_out(rt_, model_, *held_out_, o);
   latest_eval_ = EvalRecord{state_.step, state_.tokens, h.targets, h.nats_per_token, h.bits_per_byte};
-  log_->eval(*latest_eval_);
+  if (log_) log_->eval(*latest_eval_);
 }
 
 void Run::generate_sample() {
-  if (!request_.sample || !tokenizer_) return;
+  if (!is_root_ || !request_.sample || !tokenizer_) return;
   const std::string text =
       request_.sample(rt_, model_, *tokenizer_, train_.sample_prompt, train_.sample_tokens);
   log_->sample(state_.step, train_.sample_prompt, text);
@@ -387,13 +419,14 @@ void Run::save() {
   state_.heldout_nats_per_token = evaluated ? std::optional(latest_eval_->nats_per_token) : std::nullopt;
   state_.heldout_bits_per_byte = evaluated ? std::optional(latest_eval_->bits_per_byte) : std::nullopt;
   write_checkpoint();
-  prune_checkpoints(request_.out, train_.keep_last);
+  if (is_root_) prune_checkpoints(request_.out, train_.keep_last);
 }
 
 void Run::write_checkpoint() {
   state_.applied = optimizer_.applied();
   state_.seconds = earlier_seconds_ + seconds_since(began_);
-  save_checkpoint(request_.out, state_, weights_, optimizer_, request_.data);
+  save_checkpoint(request_.out, state_, weights_, optimizer_, request_.data, rt_.comm);
+  rt_.comm.barrier();  // it is there: whoever leaves now may leave
   saved_step_ = state_.step;
 }
 
@@ -415,7 +448,7 @@ void Run::finish_step(bool last) {
 }
 
 void Run::report(bool evaluated) {
-  if (!request_.progress) return;
+  if (!is_root_ || !request_.progress) return;
   progress_.step = state_.step;
   progress_.steps = train_.steps;
   progress_.eta_seconds = seconds_since(began_) / static_cast<double>(state_.step - first_step_) *
@@ -431,9 +464,10 @@ TrainResult Run::operator()() {
     log(rt_.log, LogLevel::info,
         fmt::format("all {} steps are done; a larger train.steps goes on", train_.steps));
   while (state_.step < train_.steps) {
-    if (asked_to_stop(request_) || !step()) interrupted();
-    const bool out_of_time = train_.time_limit_seconds > 0 &&
-                             earlier_seconds_ + seconds_since(began_) >= train_.time_limit_seconds;
+    if (rt_.comm.any(asked_to_stop(request_)) || !step()) interrupted();
+    const bool out_of_time =
+        train_.time_limit_seconds > 0 &&
+        rt_.comm.any(earlier_seconds_ + seconds_since(began_) >= train_.time_limit_seconds);
     finish_step(state_.step == train_.steps || out_of_time);
     if (out_of_time) break;
   }
@@ -445,7 +479,7 @@ TrainResult Run::operator()() {
   r.tokens_per_second =
       static_cast<double>(state_.tokens - first_tokens_) / std::max(1e-9, seconds_since(began_));
   r.parameters = weights_.parameters();
-  r.evals = read_eval_records(request_.out);
+  if (is_root_) r.evals = read_eval_records(request_.out);
   r.samples = samples_;
   return r;
 }

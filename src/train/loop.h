@@ -55,6 +55,9 @@ struct TrainResult {
 };
 
 // Trains until train.steps and leaves OUT/log.jsonl, OUT/tensorboard, OUT/checkpoints and OUT/model.
+// Where rt.comm has several ranks, all of them call this with the same request and see the same folders: each
+// computes its share of every step's rows, and rank 0 alone writes, reports and makes samples. One rank's
+// `stop` stops all; an error of one leaves the others with the error that it is gone.
 //   Error(input)        the request cannot be met: an existing run without `resume`, other data, ...
 //   Error(interrupted)  `stop` was set: the state is saved, the step under way was dropped
 //   Error(failure)      max_nonfinite_steps in a row: the last good weights are saved

@@ -1,32 +1,48 @@
 #include "train/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace hysparse {
 namespace {
 
-// A zeroed tensor of the same shape and dtype.
-Tensor like(const TensorView& t, Memory& memory) {
-  if (t.rank == 1) return Tensor(t.dtype, {t.dim(0)}, memory);
-  HYSPARSE_CHECK(t.rank == 2, "a weight has rank {}", t.rank);
-  return Tensor(t.dtype, {t.dim(0), t.dim(1)}, memory);
+// `n` elements of a flat tensor from `begin` on, in the shape of `like`.
+TensorView piece(const TensorView& flat, int64_t begin, const TensorView& like) {
+  TensorView out = like;
+  out.dtype = flat.dtype;
+  out.data = flat.rows(begin, begin + like.numel()).data;
+  return out;
 }
 
 }  // namespace
 
-Optimizer::Optimizer(Weights& weights) {
-  for (Weight* w : weights.all()) {
-    if (!w->grad) continue;
-    HYSPARSE_CHECK(w->master && w->master.same_shape(w->grad), "{} has a gradient but no master", w->name);
-    slots_.push_back({w, like(w->grad, weights.memory()), like(w->grad, weights.memory())});
+Optimizer::Optimizer(Weights& weights) : weights_(weights) {
+  for (const WeightGroup& group : weights.groups()) {
+    const DType dtype = group.gradients.dtype;
+    moments_.push_back(
+        {Tensor(dtype, {group.share()}, weights.memory()), Tensor(dtype, {group.share()}, weights.memory())});
+    for (const WeightGroup::Part& part : group.parts) {
+      Weight& w = *part.weight;
+      if (!w.master) continue;  // other ranks have it
+      const int64_t at = part.begin + w.master_begin, mine = at - group.begin;
+      slots_.push_back({&w, piece(group.gradients, at, w.master), piece(group.values, at, w.master),
+                        piece(moments_.back().m, mine, w.master), piece(moments_.back().v, mine, w.master)});
+    }
   }
+}
+
+void Optimizer::reduce_gradients(Runtime& rt) {
+  if (rt.comm.size() == 1) return;
+  for (const WeightGroup& group : weights_.groups())
+    rt.comm.reduce_scatter(group.gradients, group.own(group.gradients));
 }
 
 double Optimizer::gradient_norm(Runtime& rt) const {
   Tensor sum(DType::f64, {1}, rt.memory);
-  for (const Slot& slot : slots_) rt.ops.sum_squares(rt, {slot.weight->grad, sum});
+  for (const Slot& slot : slots_) rt.ops.sum_squares(rt, {slot.grad, sum});
   double squares = 0.0;
   rt.memory.to_host(&squares, sum.view().data, sizeof squares);
+  rt.comm.all_reduce_values(std::span(&squares, 1));
   return std::sqrt(squares);
 }
 
@@ -35,9 +51,14 @@ void Optimizer::step(Runtime& rt, const TrainConfig& config, double lr, double n
   const double scale = config.grad_clip > 0 && norm > config.grad_clip ? config.grad_clip / norm : 1.0;
   ++applied_;
   for (Slot& slot : slots_) {
-    Weight& w = *slot.weight;
-    rt.ops.adamw(rt, {w, slot.m, slot.v, lr, config.beta1, config.beta2, config.eps,
-                      w.decay ? config.weight_decay : 0.0, scale, applied_});
+    Weight part{
+        .name = slot.weight->name, .value = slot.value, .master = slot.weight->master, .grad = slot.grad};
+    rt.ops.adamw(rt, {part, slot.m, slot.v, lr, config.beta1, config.beta2, config.eps,
+                      slot.weight->decay ? config.weight_decay : 0.0, scale, applied_});
+  }
+  for (const WeightGroup& group : weights_.groups()) {
+    if (rt.comm.size() > 1) rt.comm.all_gather(group.own(group.values), group.values);
+    for (const WeightGroup::Part& part : group.parts) ++part.weight->version;
   }
 }
 

@@ -1,5 +1,8 @@
 #include "train/step.h"
 
+#include <algorithm>
+#include <span>
+
 #include "base/error.h"
 
 namespace hysparse {
@@ -38,6 +41,45 @@ void add_weighted(std::vector<double>& sum, const std::vector<double>& value, do
   for (size_t i = 0; i < value.size(); ++i) sum[i] += weight * value[i];
 }
 
+constexpr std::vector<double> Model::TrainStats::*kOfAllTokens[] = {&Model::TrainStats::sparse_gate_mean,
+                                                                    &Model::TrainStats::window_gate_mean,
+                                                                    &Model::TrainStats::selection_overlap};
+constexpr std::vector<double> Model::TrainStats::*kOfLabels[] = {
+    &Model::TrainStats::router_entropy, &Model::TrainStats::balance_loss, &Model::TrainStats::z_loss};
+
+// Sums of whole numbers are exact in f64.
+void add_up(Comm& comm, std::initializer_list<int64_t*> counts) {
+  std::vector<double> values;
+  for (const int64_t* n : counts) values.push_back(static_cast<double>(*n));
+  comm.all_reduce_values(values);
+  auto value = values.begin();
+  for (int64_t* n : counts) *n = static_cast<int64_t>(*value++);
+}
+
+// What the ranks found, together. A rank without targets ran nothing and has no means: they count as 0.
+void combine(Comm& comm, const Weights& weights, bool want_stats, StepGradient& g) {
+  if (comm.size() == 1) return;
+  std::vector<double> all{g.loss_sum};
+  const auto visit = [&](const auto& fn) {
+    for (const auto& list : {std::span(kOfAllTokens), std::span(kOfLabels)})
+      for (const auto member : list) fn(g.stats.*member);
+  };
+  if (want_stats)
+    visit([&](std::vector<double>& means) {
+      means.resize(weights.layers.size(), 0.0);
+      all.insert(all.end(), means.begin(), means.end());
+    });
+  comm.all_reduce_values(all);
+  g.loss_sum = all[0];
+  auto at = all.begin() + 1;
+  if (want_stats)
+    visit([&](std::vector<double>& means) {
+      std::copy(at, at + std::ssize(means), means.begin());
+      at += std::ssize(means);
+    });
+  if (weights.expert_loads()) comm.all_reduce(weights.expert_loads(), Reduce::sum);
+}
+
 }  // namespace
 
 StepGradient accumulate_gradient(Runtime& rt, Model& model, std::vector<TrainBatch>& micro_batches,
@@ -50,11 +92,13 @@ StepGradient accumulate_gradient(Runtime& rt, Model& model, std::vector<TrainBat
     out.tokens += b.batch.tokens();
     if (b.targets > 0) run_tokens += b.batch.tokens();
   }
+  add_up(rt.comm, {&out.targets, &out.tokens, &run_tokens});
   model.weights().zero_grad();
   ForwardOptions options;
   options.stop = stop;
   options.router = router;
   for (TrainBatch& b : micro_batches) {
+    if (out.stopped) break;
     if (b.targets == 0) continue;
     DeviceBatch device(rt, model, b);
     Model::TrainStats stats;
@@ -65,20 +109,18 @@ StepGradient accumulate_gradient(Runtime& rt, Model& model, std::vector<TrainBat
     } catch (const Error& e) {
       if (e.kind() != ErrorKind::interrupted) throw;
       out.stopped = true;
-      return out;
+      break;
     }
     for (double nats : device.host_loss(rt)) out.loss_sum += nats;
     if (want_stats) {
       const double share = static_cast<double>(b.batch.tokens()) / static_cast<double>(run_tokens);
-      add_weighted(out.stats.sparse_gate_mean, stats.sparse_gate_mean, share);
-      add_weighted(out.stats.window_gate_mean, stats.window_gate_mean, share);
-      add_weighted(out.stats.selection_overlap, stats.selection_overlap, share);
+      for (const auto member : kOfAllTokens) add_weighted(out.stats.*member, stats.*member, share);
       const double counted = static_cast<double>(b.targets) / static_cast<double>(out.targets);
-      add_weighted(out.stats.router_entropy, stats.router_entropy, counted);
-      add_weighted(out.stats.balance_loss, stats.balance_loss, counted);
-      add_weighted(out.stats.z_loss, stats.z_loss, counted);
+      for (const auto member : kOfLabels) add_weighted(out.stats.*member, stats.*member, counted);
     }
   }
+  out.stopped = rt.comm.any(out.stopped);
+  if (!out.stopped) combine(rt.comm, model.weights(), want_stats, out);
   return out;
 }
 

@@ -34,7 +34,7 @@ class CheckpointTest : public testing::Test {
   void fill(int seed) {
     Rng rng(static_cast<uint64_t>(seed));
     for (Optimizer::Slot& s : optimizer_.slots())
-      for (const TensorView& t : {s.weight->master, s.m.view(), s.v.view()})
+      for (const TensorView& t : {s.weight->master, s.m, s.v})
         for (int64_t i = 0; i < t.numel(); ++i) t.as<float>()[i] = static_cast<float>(rng.normal());
   }
   void save(int64_t step, std::optional<double> loss = {}) {
@@ -71,7 +71,7 @@ TEST_F(CheckpointTest, ComesBackToTheBit) {
   save(10, 3.25);
   std::vector<std::vector<float>> kept;
   for (Optimizer::Slot& s : optimizer_.slots())
-    for (const TensorView& t : {s.weight->master, s.m.view(), s.v.view()})
+    for (const TensorView& t : {s.weight->master, s.m, s.v})
       kept.emplace_back(t.as<float>(), t.as<float>() + t.numel());
   fill(99);
   optimizer_.set_applied(77);
@@ -87,7 +87,7 @@ TEST_F(CheckpointTest, ComesBackToTheBit) {
   EXPECT_TRUE(config_changes(back.config, state_.config).empty());
   size_t i = 0;
   for (Optimizer::Slot& s : optimizer_.slots())
-    for (const TensorView& t : {s.weight->master, s.m.view(), s.v.view()})
+    for (const TensorView& t : {s.weight->master, s.m, s.v})
       EXPECT_EQ(std::vector<float>(t.as<float>(), t.as<float>() + t.numel()), kept[i++]) << s.weight->name;
 }
 
@@ -252,7 +252,7 @@ TEST_F(CheckpointTest, AKillDuringASaveNeverLeavesAMixture) {
       ASSERT_EQ(state.step, c.step);
       Rng expected(static_cast<uint64_t>(c.step));
       for (Optimizer::Slot& s : optimizer_.slots())
-        for (const TensorView& t : {s.weight->master, s.m.view(), s.v.view()})
+        for (const TensorView& t : {s.weight->master, s.m, s.v})
           for (int64_t i = 0; i < t.numel(); ++i)
             ASSERT_EQ(t.as<float>()[i], static_cast<float>(expected.normal()))
                 << c.dir << " " << s.weight->name;

@@ -69,8 +69,8 @@ struct TestMachine {
   ThreadPool pool;
   Arena scratch;
   Runtime rt;
-  explicit TestMachine(int threads = 1, const Ops& ops = cpu_ops(), Log log = {})
-      : pool(threads), rt{pool, scratch, ops, host_memory(), std::move(log)} {}
+  explicit TestMachine(int threads = 1, const Ops& ops = cpu_ops(), Log log = {}, Comm& comm = self_comm())
+      : pool(threads), rt{pool, scratch, ops, host_memory(), std::move(log), comm} {}
 };
 
 // A model with its weights, ready to train.
@@ -79,10 +79,12 @@ struct TestModel {
   LayerPlan plan;
   Weights weights;
   Model model;
-  explicit TestModel(const ModelConfig& c, DType compute = DType::f32, uint64_t seed = 1)
+  explicit TestModel(const ModelConfig& c, DType compute = DType::f32, uint64_t seed = 1,
+                     const Comm& comm = self_comm())
       : config(c),
         plan(build_layer_plan(config)),
-        weights(config, plan, {compute, true}),
+        weights(config, plan,
+                {.compute = compute, .training = true, .rank = comm.rank(), .ranks = comm.size()}),
         model(config, weights) {
     weights.init_random(config, plan, seed);
   }
