@@ -144,7 +144,7 @@ TEST_F(Ranks, TwoAreOneToRoundingWithOneLog) {
   expect_close("one", "two");
   expect_ok(train("four", "--ranks 4"));
   expect_close("one", "four");
-  expect_ok("generate --model " + path("four") + "/model --prompt quick --max-tokens 4");
+  expect_ok("generate --model " + path("four") + "/model --prompt quick --max-new-tokens 4");
 }
 
 // As mpirun, srun and torchrun do it: each rank is a process of its own that the environment tells who it is.
