@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CommTest,
 
 // More than one message of a piece; rounding errors are the same on all ranks.
 TEST(SocketComm, LongTensorsAndTheSameBitsOnAllRanks) {
-  constexpr int64_t kLong = (int64_t(1) << 21) * 3 + 7;
+  constexpr int64_t kLong = (int64_t(1) << 20) * 3 + 20;
   std::vector<std::vector<float>> results(3);
   with_ranks(3, [&](Comm& comm) {
     const Tensor x(DType::f32, {kLong});
@@ -208,7 +208,8 @@ TEST(SocketComm, ARankThatIsGoneIsAnErrorOfAllOthers) {
   with_ranks(3, [](Comm& comm) {
     comm.barrier();
     if (comm.rank() == 1) return;  // its sockets close
-    EXPECT_NE(error_of([&] { comm.barrier(); }).find("rank 1: is gone"), std::string::npos);
+    // Or the other one, which has noticed before.
+    EXPECT_NE(error_of([&] { comm.barrier(); }).find("is gone"), std::string::npos);
   });
 }
 
