@@ -1,0 +1,171 @@
+// hysparse serve: the OpenAI-compatible server.
+#include <arpa/inet.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <thread>
+
+#include "base/error.h"
+#include "commands.h"
+#include "common.h"
+#include "engine/engine_thread.h"
+#include "serve/server.h"
+#include "text_model.h"
+
+namespace hysparse {
+namespace {
+
+struct Flags {
+  std::string model, name, chat_template, key_file, batch_invariant = "auto", preemption = "swap";
+  ServerOptions server;
+  EngineOptions engine;
+  uint64_t kv_memory = 0, swap_memory = 0;
+  bool anonymous = false, no_page = false, no_prefix_cache = false, quiet = false;
+  double drain_seconds = 30;
+  std::string weights = "dtype";
+  DeviceFlags device;
+};
+
+bool loopback(const std::string& host) {
+  in_addr v4{};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  return host == "localhost" || host == "::1";
+}
+
+void check(const Flags& f) {
+  if (!loopback(f.server.http.host) && f.key_file.empty() && !f.anonymous)
+    throw input_error("--host", f.server.http.host + " can be reached by others, and no API key is asked for",
+                      "give --api-key-file, or --allow-anonymous where that is meant");
+  if (f.batch_invariant != "auto" && f.batch_invariant != "on" && f.batch_invariant != "off")
+    throw expected_error("--batch-invariant", "auto, on or off", f.batch_invariant);
+}
+
+EngineOptions engine_options(const Flags& f, const TextModel& m) {
+  EngineOptions o = f.engine;
+  o.memory.kv_bytes = static_cast<int64_t>(f.kv_memory);
+  if (f.swap_memory > 0) o.swap_bytes = static_cast<int64_t>(f.swap_memory);
+  o.prefix_cache = !f.no_prefix_cache;
+  o.preemption = f.preemption == "recompute" ? Preemption::recompute : Preemption::swap;
+  if (f.batch_invariant != "auto") o.batch_invariant = f.batch_invariant == "on";
+  o.eos = m.eos;
+  o.tokenizer_vocab = m.text().vocab_size();
+  o.token_bytes = [&m](int32_t id) { return m.token_bytes(id); };
+  return o;
+}
+
+std::string model_name(const Flags& f) {
+  if (!f.name.empty()) return f.name;
+  const auto path = std::filesystem::absolute(f.model).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+void run(const Flags& f) {
+  check(f);
+  ServerOptions options = f.server;
+  options.page = !f.no_page;
+  if (!f.key_file.empty()) options.keys = ApiKeys::read(f.key_file);
+  CommandMachine machine(f.device);
+  TextModel m =
+      load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
+                      machine.runtime().memory, warnings_only(machine.runtime().log));
+  const EngineOptions engine_settings = engine_options(f, m);
+  ServedModel served = describe_model(m, model_name(f), f.chat_template, 0);
+  ModelStep step(m.model());
+  Engine engine(machine.runtime(), step, engine_settings);
+  served.context = engine.context();
+  const std::atomic<bool>& stop = interrupt_flag();
+  EngineThread thread(engine);
+  const Log log = stderr_log();
+  Server server(
+      options, std::move(served), engine, [&thread] { return thread.failure(); },
+      f.quiet ? warnings_only(log) : log);
+  std::fputs(engine.memory_plan().table().c_str(), stderr);
+  std::fprintf(stderr, "serving %s at %s://%s:%d (context %lld)\n", model_name(f).c_str(),
+               options.http.tls_certificate.empty() ? "http" : "https", options.http.host.c_str(),
+               server.port(), static_cast<long long>(engine.context()));
+  while (!stop.load()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    if (const std::string why = thread.failure(); !why.empty()) throw failure("engine", why);
+  }
+  std::fprintf(stderr, "stopping: running requests have %.0f seconds\n", f.drain_seconds);
+  if (!server.drain(f.drain_seconds)) std::fprintf(stderr, "warning: some requests were cut off\n");
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  Flags& f = *flags;
+  HttpOptions& h = f.server.http;
+  CLI::App& c = *app.add_subcommand("serve", "answer OpenAI-compatible requests over HTTP; a chat page at /");
+  c.add_option("--model", f.model, "model directory")->required();
+  c.add_option("--name", f.name, "what clients call the model; default: the directory's name");
+  c.add_option("--host", h.host, "address to listen at; others than loopback need keys")
+      ->capture_default_str();
+  c.add_option("--port", h.port, "0: one that is free")->check(CLI::Range(0, 65535))->capture_default_str();
+  c.add_option("--api-key-file", f.key_file, "keys of which requests must show one, one a line");
+  c.add_flag("--allow-anonymous", f.anonymous, "no keys although others can reach the address");
+  c.add_option("--tls-cert", h.tls_certificate, "PEM file with the certificate chain: serve HTTPS");
+  c.add_option("--tls-key", h.tls_key, "PEM file with its key");
+  c.add_option("--chat-template", f.chat_template,
+               "plain, chatml or a file; default: the model directory's own");
+  c.add_option("--context", f.engine.context,
+               "most tokens of prompt and answer together; 0: max_position_embeddings")
+      ->capture_default_str();
+  c.add_option("--kv-memory", f.kv_memory, "bytes of the KV cache (8GiB, 500MB); 0: what is left")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
+  c.add_option("--swap-memory", f.swap_memory,
+               "bytes of host memory for preempted sequences; 0: as much as the cache")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
+  c.add_option("--max-sequences", f.engine.memory.max_sequences,
+               "answers that run at once; 0: 16 on the CPU, 64 elsewhere")
+      ->capture_default_str();
+  c.add_option("--max-queued", f.server.max_queued, "answers that may wait beside them; more get 429")
+      ->check(CLI::Range(int64_t(0), int64_t(100000)))
+      ->capture_default_str();
+  c.add_option("--rate-limit", f.server.rate_limit,
+               "requests a minute for each key (or address); 0: no limit")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c.add_option("--step-tokens", f.engine.step_tokens, "most tokens that go through the model at once")
+      ->capture_default_str();
+  c.add_option("--speculate", f.engine.speculate, "most tokens that n-gram look-up proposes at once; 0: none")
+      ->capture_default_str();
+  c.add_option("--snapshot-interval", f.engine.snapshot_interval,
+               "tokens between ring snapshots within a prompt")
+      ->capture_default_str();
+  c.add_flag("--no-prefix-cache", f.no_prefix_cache, "compute every prompt anew");
+  c.add_option("--preemption", f.preemption, "how sequences make room: swap or recompute")
+      ->check(CLI::IsMember({"swap", "recompute"}))
+      ->capture_default_str();
+  c.add_option("--batch-invariant", f.batch_invariant,
+               "answers that do not depend on what runs beside them: auto (on the CPU), on, off")
+      ->capture_default_str();
+  c.add_option("--max-body", h.max_body, "bytes of a request's body (16MiB)")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
+  c.add_option("--max-connections", h.max_connections, "open connections")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c.add_option("--stall-seconds", f.server.stall_seconds,
+               "/health fails when the engine moves nothing for so long")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c.add_option("--drain-seconds", f.drain_seconds, "what running requests get after SIGTERM")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c.add_flag("--no-page", f.no_page, "no chat page at /");
+  c.add_flag("--quiet", f.quiet, "no line for each request");
+  add_device_flags(c, f.device);
+  add_weights_flag(c, f.weights);
+  c.footer(
+      "Example: hysparse serve --model out/demo/model --chat-template plain\nThen: curl "
+      "http://127.0.0.1:8080/v1/models");
+  c.callback([flags] { run(*flags); });
+}
+
+}  // namespace hysparse
