@@ -19,8 +19,6 @@ struct Flags {
   std::vector<std::string> sets;
 };
 
-constexpr Recompute kPolicies[] = {Recompute::none, Recompute::selective, Recompute::layer};
-
 // 131072 -> "131,072"
 std::string grouped(int64_t n) {
   std::string s = std::to_string(n);
@@ -110,10 +108,10 @@ void print_table(const ModelConfig& config, const PlanReport& r, const Flags& fl
   line(m.shared_gradients ? fmt::format("  shared dK, dV {}, stream and head {}",
                                         bytes_text(m.shared_gradients), bytes_text(m.head))
                           : fmt::format("  stream and head {}", bytes_text(m.head)));
-  for (const Recompute p : kPolicies) {
-    const int i = static_cast<int>(p);
-    line(fmt::format("  recompute {:<10} activations {:>10}, one layer's backward {:>10}, total {:>10}",
-                     enum_name(p), bytes_text(m.activations[i]), bytes_text(m.working[i]),
+  for (const auto& [policy, name] : EnumNames<Recompute>::list()) {
+    const int i = static_cast<int>(policy);
+    line(fmt::format("  recompute {:<11} activations {:>10}, one layer's backward {:>10}, total {:>10}",
+                     name, bytes_text(m.activations[i]), bytes_text(m.working[i]),
                      bytes_text(m.total(i))));
   }
 }

@@ -1,7 +1,7 @@
 """Whole training steps of the 7B shape, optimiser included: ours (HySparse and its full-attention twin, `hysparse bench train`) and the
 same full-attention model in PyTorch (torch.compile, cuDNN attention, fused AdamW, weights and states in bf16), one after the other on one GPU.
 
-  python3 bench/gpu/bench_train.py OUT.json [--seq-len 8192] [--recompute none|layer] [--rows 1] [--repeat 5] [--skip-peer]
+  python3 bench/gpu/bench_train.py OUT.json [--seq-len 8192] [--recompute none|projections|layer] [--rows 1] [--repeat 5] [--skip-peer]
 
 Needs HYSPARSE (the program; default build/bin/hysparse), HYSPARSE_CUDA_LIBRARY, and torch for the peer."""
 import argparse
@@ -69,7 +69,7 @@ def peer(a, c):
         def forward(self, tokens, labels, cos, sin):
             x = self.embed(tokens)
             for layer in self.layers:
-                x = checkpoint(layer, x, cos, sin, use_reentrant=False) if a.recompute == "layer" else layer(x, cos, sin)
+                x = checkpoint(layer, x, cos, sin, use_reentrant=False) if a.recompute != "none" else layer(x, cos, sin)
             # In chunks of rows, each recomputed in backward: the logits of all rows would not fit beside the rest.
             x, labels = self.norm(x).flatten(0, 1), labels.flatten()
             loss = lambda rows, y: F.cross_entropy(self.head(rows).float(), y, reduction="sum")
@@ -115,7 +115,7 @@ def main():
     p.add_argument("--seq-len", type=int, default=8192)
     p.add_argument("--rows", type=int, default=1)
     p.add_argument("--repeat", type=int, default=5)
-    p.add_argument("--recompute", choices=["none", "layer"], default="none")
+    p.add_argument("--recompute", choices=["none", "projections", "layer"], default="none")
     p.add_argument("--skip-peer", action="store_true")
     a = p.parse_args()
     result = {"seq_len": a.seq_len, "rows": a.rows, "recompute": a.recompute, "ours": ours(a, a.config)}

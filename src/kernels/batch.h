@@ -16,6 +16,8 @@ struct RaggedBatch {
   std::vector<int64_t> row;         // [S] training row of the step (counter of random selection); 0 elsewhere
   std::vector<int32_t> position;    // [tokens] position within the sequence = past_len[s] + offset
   std::vector<int64_t> logit_rows;  // query rows whose logits are wanted, ascending; used by the model's head
+  std::vector<int32_t> kv_lens;     // [S] kv_len(s)
+  int64_t kv_bound = 0;             // at least max_kv_len(), for steps that repeat as sequences grow; 0: unset
   uint64_t step = 0;                // training step (counter of random selection); 0 elsewhere
 
   int64_t sequences() const { return static_cast<int64_t>(past_len.size()); }
@@ -32,6 +34,7 @@ struct RaggedBatch {
     cu_q.push_back(cu_q.back() + length);
     past_len.push_back(past);
     row.push_back(row_index);
+    kv_lens.push_back(static_cast<int32_t>(past + length));
     for (int64_t i = 0; i < length; ++i) position.push_back(static_cast<int32_t>(past + i));
   }
 };

@@ -286,6 +286,31 @@ DType check_args(const GatherRows& a) {
   return t;
 }
 
+void check_args(const ScatterRows& a) {
+  const char* op = "scatter_rows";
+  const auto dense_rows = [&](const TensorView& t) {
+    int64_t inner = 1;
+    for (int i = t.rank - 1; i > 0; --i) {
+      HYSPARSE_CHECK(t.dim(i) == 1 || t.stride[size_t(i)] == inner, "{}: rows of {} have gaps", op,
+                     t.describe());
+      inner *= t.dim(i);
+    }
+  };
+  for (const auto& [src, dst] : a.pairs) {
+    HYSPARSE_CHECK(src && dst && src.rank >= 2 && src.rank == dst.rank && src.dtype == dst.dtype &&
+                       src.dim(0) == a.pairs[0].src.dim(0),
+                   "{}: {} to {}", op, src.describe(), dst.describe());
+    for (int i = 1; i < src.rank; ++i)
+      HYSPARSE_CHECK(src.dim(i) == dst.dim(i), "{}: {} to {}", op, src.describe(), dst.describe());
+    dense_rows(src);
+    dense_rows(dst);
+    HYSPARSE_CHECK(a.rows || src.dim(0) == 0, "{}: no rows", op);
+    for (int64_t i = 0; i < src.dim(0); ++i)
+      HYSPARSE_CHECK(a.rows[i] >= -1 && a.rows[i] < dst.dim(0), "{}: row {} of {}", op, a.rows[i],
+                     dst.describe());
+  }
+}
+
 DType check_args(const SwigluForward& a) {
   const DType t = compute("swiglu", "gate", a.gate);
   want("swiglu", "gate", a.gate, t, {kAny, kAny});

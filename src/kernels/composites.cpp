@@ -98,6 +98,25 @@ void Ops::add_rmsnorm(Runtime& rt, const AddRmsNorm& a) const {
   rmsnorm(rt, {a.x, a.weight, a.eps, a.y, a.rstd});
 }
 
+void Ops::scatter_rows(Runtime& rt, const ScatterRows& a) const {
+  check_args(a);
+  for (const auto& [src, dst] : a.pairs) {
+    const int64_t n = src.dim(0);
+    const size_t element = size_of(src.dtype);
+    const size_t row = n > 0 ? static_cast<size_t>(src.numel() / n) * element : 0;
+    const bool dense = src.stride[0] * static_cast<int64_t>(element) == static_cast<int64_t>(row) &&
+                       dst.stride[0] == src.stride[0];
+    for (int64_t i = 0, end; i < n; i = end) {
+      end = i + 1;
+      if (a.rows[i] < 0) continue;
+      while (dense && end < n && a.rows[end] == a.rows[i] + (end - i)) ++end;
+      rt.memory.copy(static_cast<std::byte*>(dst.data) + static_cast<size_t>(a.rows[i] * dst.stride[0]) * element,
+                     static_cast<const std::byte*>(src.data) + static_cast<size_t>(i * src.stride[0]) * element,
+                     static_cast<size_t>(end - i) * row);
+    }
+  }
+}
+
 void Ops::linear_group(Runtime& rt, std::span<const LinearForward> group,
                        std::span<const Weight* const>) const {
   for (const LinearForward& a : group) linear(rt, a);

@@ -15,8 +15,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/log.h"
 #include "base/thread_pool.h"
@@ -29,6 +31,18 @@
 namespace hysparse {
 
 class Ops;
+
+// A step that comes again and again with other numbers: decoding. Between two steps of one key nothing
+// differs but the contents of tensors and of `tables`: the host arrays that operations are handed by these very
+// pointers, each of the same length in every step of the key.
+struct RepeatedStep {
+  struct Table {
+    const void* host;
+    size_t bytes;
+  };
+  uint64_t key = 0;  // of all that the operations depend on: shapes, addresses, settings
+  std::vector<Table> tables;
+};
 
 // What a computation runs on; passed explicitly, no globals.
 struct Runtime {
@@ -102,6 +116,15 @@ struct GatherRows {     // dst[i] = src[rows[i]]
   TensorView src;       // [n, h] T
   const int64_t* rows;  // [m] host
   TensorView dst;       // [m, h] T
+};
+// Rows to where a cache keeps them: pair by pair, dst[rows[i]] = src[i].
+struct ScatterRows {
+  struct Pair {
+    TensorView src;  // [n, ...], each row dense; the dtype is the pair's own
+    TensorView dst;  // [m, ...], rows as those of src
+  };
+  const int64_t* rows;  // [n] host, each in [0, m) and there once; or -1: that row is left out
+  std::span<const Pair> pairs;
 };
 struct SwigluForward {     // h = silu(gate) * up
   TensorView gate, up, h;  // [n, f] T; h may be gate or up
@@ -425,6 +448,12 @@ class Ops {
   virtual void sparse_window_gated(Runtime&, const SparseWindowGated&) const;
   virtual void add_rmsnorm(Runtime&, const AddRmsNorm&) const;
   virtual void head_loss(Runtime&, const HeadLoss&) const;
+  virtual void scatter_rows(Runtime&, const ScatterRows&) const;
+  // Runs `body`, which issues operations and nothing else that matters; or, where the backend has recorded
+  // what an earlier body with this key issued, repeats that with the tables of this step (CUDA graphs).
+  virtual void repeat(Runtime&, const RepeatedStep&, const std::function<void()>& body) const {
+    body();
+  }
   // Products of one and the same x, none of which reads another's y: as linear() of each. next: the weights
   // of the group that follows, where known; a hint.
   virtual void linear_group(Runtime&, std::span<const LinearForward>,

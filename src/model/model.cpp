@@ -11,7 +11,10 @@ namespace hysparse {
 
 const std::vector<std::pair<Recompute, std::string_view>>& EnumNames<Recompute>::list() {
   static const std::vector<std::pair<Recompute, std::string_view>> names = {
-      {Recompute::none, "none"}, {Recompute::selective, "selective"}, {Recompute::layer, "layer"}};
+      {Recompute::none, "none"},
+      {Recompute::selective, "selective"},
+      {Recompute::projections, "projections"},
+      {Recompute::layer, "layer"}};
   return names;
 }
 
@@ -27,18 +30,6 @@ struct Stream {
   TensorView delta;   // [n, hidden] T; empty before the first layer
   TensorView buffer;  // where a sublayer writes its delta
 };
-
-SaveMode save_mode(Recompute recompute) {
-  switch (recompute) {
-    case Recompute::none:
-      return SaveMode::none;
-    case Recompute::selective:
-      return SaveMode::selective;
-    case Recompute::layer:
-      return SaveMode::layer;
-  }
-  return SaveMode::none;
-}
 
 // x += delta, y = norm(x). Training keeps every x: the sum goes to `sum`.
 void add_norm(Pass& p, Stream& stream, const Weight& weight, TensorView& sum, Keep keep, TensorView& y,

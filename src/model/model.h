@@ -15,11 +15,14 @@
 
 namespace hysparse {
 
+// What backward recomputes; shared K, V and selections are always kept.
 enum class Recompute {
   none,
-  selective,
-  layer
-};  // what backward recomputes; shared K, V and selections are always kept
+  selective,    // elementwise results
+  projections,  // all but what attention makes
+  layer         // all but the outputs of full attention
+};
+inline constexpr int kRecomputes = 4;
 template <>
 struct EnumNames<Recompute> {
   static const std::vector<std::pair<Recompute, std::string_view>>& list();

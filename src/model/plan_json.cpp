@@ -8,8 +8,6 @@
 namespace hysparse {
 namespace {
 
-constexpr Recompute kPolicies[] = {Recompute::none, Recompute::selective, Recompute::layer};
-
 Json flops_json(const FlopsReport& f) {
   return {{"prefill_mean", f.prefill},
           {"prefill_attention", f.attention_prefill},
@@ -58,9 +56,9 @@ std::string plan_report_json(const ModelConfig& config, const PlanReport& r, DTy
             {"optimizer", r.training.optimizer},
             {"shared_kv_gradients", r.training.shared_gradients},
             {"stream_and_head", r.training.head}};
-  for (const Recompute p : kPolicies) {
-    const int i = static_cast<int>(p);
-    memory["recompute_" + std::string(enum_name(p))] = {{"activations", r.training.activations[i]},
+  for (const auto& [policy, name] : EnumNames<Recompute>::list()) {
+    const int i = static_cast<int>(policy);
+    memory["recompute_" + std::string(name)] = {{"activations", r.training.activations[i]},
                                                         {"layer_backward", r.training.working[i]},
                                                         {"total", r.training.total(i)}};
   }

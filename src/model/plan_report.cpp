@@ -17,12 +17,6 @@ int64_t sum(int64_t a, int64_t b) {
   return checked_sum(a, b, kWhat);
 }
 
-SaveMode mode_of(Recompute recompute) {
-  return recompute == Recompute::none        ? SaveMode::none
-         : recompute == Recompute::selective ? SaveMode::selective
-                                             : SaveMode::layer;
-}
-
 // Bytes a token of everything that LayerSaved may hold for a layer, by how dear it is.
 struct LayerBytes {
   int64_t kept = 0, dropped = 0;
@@ -49,12 +43,15 @@ LayerBytes layer_bytes(const ModelConfig& c, const LayerPlanEntry& e, DType comp
   }
   if (e.emits_scores) add(Keep::shared, hkv * c.entries() * 4);
   const int64_t o = hq * c.dv() * t + hq * a;
-  add(e.kind == LayerKind::full ? Keep::quadratic : Keep::costly, o);
+  add(e.kind == LayerKind::full ? Keep::quadratic : Keep::attention, o);
   if (e.gated) {
     add(Keep::costly, c.gate_width() * a);
     add(Keep::cheap, hq * c.dv() * t);  // mix
   }
-  if (e.kind == LayerKind::sparse && e.window > 0) add(Keep::costly, o + c.gate_width() * a);
+  if (e.kind == LayerKind::sparse && e.window > 0) {
+    add(Keep::attention, o);
+    add(Keep::costly, c.gate_width() * a);
+  }
   add(Keep::costly, hidden * t);     // x_mid
   add(Keep::cheap, hidden * t + a);  // normed2, rstd2
   const int64_t width = c.dense_width(e.moe);
@@ -135,12 +132,12 @@ TrainingMemory training_memory(const ModelConfig& c, const LayerPlan& plan, int6
     m.gradients = sum(m.gradients, gradient);
     m.optimizer = sum(m.optimizer, share(product(gradient, 2)));
   }
-  for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::layer}) {
+  for (const auto& [r, name] : EnumNames<Recompute>::list()) {
     m.activations[static_cast<int>(r)] = activation_bytes(c, plan, tokens, compute, r);
     int64_t largest = 0;
     for (const LayerPlanEntry& e : plan)
       largest =
-          std::max(largest, layer_bytes(c, e, compute, mode_of(r)).dropped + backward_bytes(c, e, compute));
+          std::max(largest, layer_bytes(c, e, compute, save_mode(r)).dropped + backward_bytes(c, e, compute));
     m.working[static_cast<int>(r)] = product(largest, tokens);
   }
   if (std::any_of(plan.begin(), plan.end(), [](const LayerPlanEntry& e) { return e.emits_scores; }))
@@ -159,8 +156,8 @@ int64_t activation_bytes(const ModelConfig& config, const LayerPlan& plan, int64
   int64_t per_token = 0;
   int64_t fixed = 0;
   for (const LayerPlanEntry& e : plan) {
-    per_token = sum(per_token, layer_bytes(config, e, compute, mode_of(recompute)).kept);
-    if (e.moe && is_kept(Keep::cheap, mode_of(recompute)))
+    per_token = sum(per_token, layer_bytes(config, e, compute, save_mode(recompute)).kept);
+    if (e.moe && is_kept(Keep::cheap, save_mode(recompute)))
       fixed += (config.n_routed_experts + 1) * 4;  // offset
   }
   return sum(product(per_token, tokens), fixed);

@@ -42,10 +42,10 @@ struct TrainingOptions {
 // Bytes of one training process: masters in f32 (f64 for f64), a compute copy where it is narrower.
 struct TrainingMemory {
   int64_t weights = 0, gradients = 0, optimizer = 0;
-  // By Recompute policy (none, selective, layer): what is kept from forward to backward ...
-  int64_t activations[3] = {0, 0, 0};
+  // By Recompute policy: what is kept from forward to backward ...
+  int64_t activations[kRecomputes] = {};
   // ... and what one layer's backward makes on top.
-  int64_t working[3] = {0, 0, 0};
+  int64_t working[kRecomputes] = {};
   int64_t shared_gradients = 0;  // dK, dV of one full layer that sparse layers read; 0 where there is none
   int64_t head = 0;              // logits of a chunk of rows, stream and its gradient
   int64_t total(int policy) const {

@@ -14,20 +14,37 @@ enum class Keep {
   shared,  // shared K, V, selections and routes: never made again; also outlives an inference step's layers
   own_kv,  // K, V that no other layer reads; outlives an inference step's layers (the store takes it later)
   quadratic,  // outputs of full attention: only inference drops them
-  costly,     // outputs of matrix products and attention: dropped by `layer`
+  attention,  // those of sparse and window attention: dropped by `layer`
+  costly,     // outputs of matrix products: dropped by `projections` too
   cheap,      // elementwise results: dropped by `selective` too
 };
 
-enum class SaveMode { inference, none, selective, layer };
+enum class SaveMode { inference, none, selective, projections, layer };
+
+constexpr SaveMode save_mode(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::none:
+      return SaveMode::none;
+    case Recompute::selective:
+      return SaveMode::selective;
+    case Recompute::projections:
+      return SaveMode::projections;
+    case Recompute::layer:
+      return SaveMode::layer;
+  }
+  return SaveMode::none;
+}
 
 constexpr bool is_kept(Keep keep, SaveMode mode) {
   switch (keep) {
     case Keep::shared:
       return true;
     case Keep::own_kv:
-      return mode != SaveMode::layer;
+      return mode != SaveMode::layer && mode != SaveMode::projections;
     case Keep::quadratic:
       return mode != SaveMode::inference;
+    case Keep::attention:
+      return mode != SaveMode::inference && mode != SaveMode::layer;
     case Keep::costly:
       return mode == SaveMode::none || mode == SaveMode::selective;
     case Keep::cheap:

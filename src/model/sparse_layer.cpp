@@ -22,11 +22,11 @@ void fill_sparse_attention(Pass& p, int layer) {
 
   const bool attend = !s.o;
   if (attend) {
-    p.make(s.o, Keep::costly, p.compute(), {n, heads, dv});
-    p.make(s.lse, Keep::costly, p.accumulation(), {n, heads});
+    p.make(s.o, Keep::attention, p.compute(), {n, heads, dv});
+    p.make(s.lse, Keep::attention, p.accumulation(), {n, heads});
     if (window) {
-      p.make(s.window_o, Keep::costly, p.compute(), {n, heads, dv});
-      p.make(s.window_lse, Keep::costly, p.accumulation(), {n, heads});
+      p.make(s.window_o, Keep::attention, p.compute(), {n, heads, dv});
+      p.make(s.window_lse, Keep::attention, p.accumulation(), {n, heads});
     }
   }
   if (p.saved.training())

@@ -8,8 +8,8 @@ void fill_window_attention(Pass& p, int layer) {
   const int64_t n = p.tokens(), heads = p.config.num_attention_heads;
   fill_projections(p, layer, {.kv = Keep::own_kv});
   if (!s.o) {
-    p.make(s.o, Keep::costly, p.compute(), {n, heads, p.config.dv()});
-    p.make(s.lse, Keep::costly, p.accumulation(), {n, heads});
+    p.make(s.o, Keep::attention, p.compute(), {n, heads, p.config.dv()});
+    p.make(s.lse, Keep::attention, p.accumulation(), {n, heads});
     p.ops().window_attention(p.rt, {.batch = p.batch,
                                     .q = s.q,
                                     .kv = s.kv,

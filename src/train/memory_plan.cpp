@@ -26,15 +26,12 @@ std::vector<std::pair<std::string, RunConfig>> smaller(const RunConfig& config, 
     c.train.state_dtype = StateDType::bf16;
     change("train.state_dtype=bf16");
   }
-  if (c.train.recompute == Recompute::none) {
-    c.train.recompute = Recompute::selective;
-    change("train.recompute=selective");
-  }
-  if (c.train.recompute == Recompute::selective) {
-    c.train.recompute = Recompute::layer;
-    const size_t at = said.find("train.recompute=selective");
-    if (at != std::string::npos) said.erase(at > 5 ? at - 5 : at);
-    change("train.recompute=layer");
+  const std::string before = said;
+  for (const auto& [policy, name] : EnumNames<Recompute>::list()) {
+    if (policy <= c.train.recompute) continue;
+    c.train.recompute = policy;
+    said = before;
+    change(fmt::format("train.recompute={}", name));
   }
   if (c.train.micro_rows() > 1 && c.train.global_batch_size > ranks) {
     c.train.micro_batch_size = 1;

@@ -90,7 +90,7 @@ struct TrainConfig {
         "gradients and AdamW moments of the matrices: f32, or bf16 (a GPU, dtype bf16: 12 bytes a parameter "
         "instead of 18)");
     visit("recompute", &T::recompute,
-          "what backward recomputes instead of keeping: none, selective or layer (least memory)");
+          "what backward recomputes instead of keeping: none, selective, projections or layer (least memory)");
     visit("lr", &T::lr, "peak learning rate");
     visit("min_lr", &T::min_lr, "learning rate at the end of the decay (absolute)");
     visit("schedule", &T::schedule,

@@ -79,9 +79,9 @@ void run_plain(Resident& resident, const Args& a, const char* what) {
   const CudaLibrary& cuda = cuda_library();
   const hysparse_cuda_plain_attention_params p = plain_params(resident, a);
   if constexpr (requires { a.dq; })
-    cuda.check(cuda.plain_attention_backward(&p, nullptr), what);
+    cuda.check(cuda.plain_attention_backward(&p, cuda_stream()), what);
   else
-    cuda.check(cuda.plain_attention(&p, nullptr), what);
+    cuda.check(cuda.plain_attention(&p, cuda_stream()), what);
 }
 
 // Checks, then the fast kernel if it takes the call, else the plain one.
@@ -124,7 +124,7 @@ void select_blocks(Resident& resident, Runtime& rt, const SelectBlocks& a) {
   const hysparse_cuda_rows_of_batch batch = rows_of(resident, a.batch);
   const CudaLibrary& cuda = cuda_library();
   cuda.check(cuda.select_blocks(&batch, View(a.block_scores), a.block, a.force_first, a.force_diagonal,
-                                View(a.idx), nullptr),
+                                View(a.idx), cuda_stream()),
              "select_blocks");
 }
 
@@ -134,7 +134,7 @@ void random_scores(Resident& resident, Runtime& rt, const RandomScores& a) {
   const hysparse_cuda_rows_of_batch batch = rows_of(resident, a.batch);
   const CudaLibrary& cuda = cuda_library();
   cuda.check(cuda.random_scores(&batch, a.seed, a.batch.step, resident.tables.on_device(a.batch.row), a.layer,
-                                a.block, View(a.block_scores), nullptr),
+                                a.block, View(a.block_scores), cuda_stream()),
              "random_scores");
 }
 

@@ -1,5 +1,7 @@
 #include "kernels/cuda_ops/cuda_ops.h"
 
+#include <algorithm>
+
 #include "kernels/checks.h"
 #include "kernels/cuda_ops/attention.h"
 #include "kernels/cuda_ops/call.h"
@@ -15,7 +17,7 @@ using cuda_calls::workspace;
 
 class CudaOps final : public Ops {
  public:
-  CudaOps(CudaMemoryKind kind, bool deterministic) : cuda_(cuda_library()), memory_(cuda_memory(kind)) {
+  CudaOps(CudaMemoryKind kind, bool deterministic) : cuda_(cuda_library()), memory_(cuda_memory(kind)), kind_(kind) {
     resident_.deterministic = deterministic;
   }
   std::string name() const override { return "cuda"; }
@@ -26,20 +28,20 @@ class CudaOps final : public Ops {
 
   void embedding(Runtime&, const EmbeddingForward& a) const override {
     check_args(a);
-    cuda_.check(cuda_.embedding(View(a.tokens), View(a.weight.value), View(a.y), nullptr), "embedding");
+    cuda_.check(cuda_.embedding(View(a.tokens), View(a.weight.value), View(a.y), cuda_stream()), "embedding");
   }
   void embedding_backward(Runtime& rt, const EmbeddingBackward& a) const override {
     check_args(a);
     const ArenaScope scope(scratch_of(rt));
     const size_t bytes = cuda_.embedding_backward_workspace(a.dy.dim(0));
     cuda_.check(cuda_.embedding_backward(View(a.tokens), View(a.dy), View(a.weight.grad),
-                                         workspace(rt, bytes), bytes, nullptr),
+                                         workspace(rt, bytes), bytes, cuda_stream()),
                 "embedding_backward");
   }
   void rmsnorm(Runtime&, const RmsNormForward& a) const override {
     check_args(a);
     cuda_.check(
-        cuda_.rmsnorm(View(a.x), nullptr, View(a.weight.value), a.eps, View(a.y), View(a.rstd), nullptr),
+        cuda_.rmsnorm(View(a.x), nullptr, View(a.weight.value), a.eps, View(a.y), View(a.rstd), cuda_stream()),
         "rmsnorm");
   }
   void rmsnorm_backward(Runtime& rt, const RmsNormBackward& a) const override {
@@ -49,7 +51,7 @@ class CudaOps final : public Ops {
     const size_t bytes = a.weight.grad ? cuda_.rmsnorm_backward_workspace(rows, width) : 0;
     cuda_.check(
         cuda_.rmsnorm_backward(View(a.x), View(a.weight.value), View(a.rstd), View(a.dy), View(a.dx),
-                               a.accumulate, View(a.weight.grad), workspace(rt, bytes), bytes, nullptr),
+                               a.accumulate, View(a.weight.grad), workspace(rt, bytes), bytes, cuda_stream()),
         "rmsnorm_backward");
   }
   void linear(Runtime& rt, const LinearForward& a) const override {
@@ -70,34 +72,56 @@ class CudaOps final : public Ops {
     const TensorView& grad = a.weight.grad;
     if (grad) multiply(rt, dy, true, a.x, false, grad, true);
     if (a.bias && a.bias->grad)
-      cuda_.check(cuda_.column_sums(View(a.dy), View(a.bias->grad), nullptr), "linear_backward");
+      cuda_.check(cuda_.column_sums(View(a.dy), View(a.bias->grad), cuda_stream()), "linear_backward");
   }
   void rope(Runtime&, const Rope& a) const override {
     check_args(a);
     const int32_t* position = resident_.tables.on_device(a.position, static_cast<size_t>(a.x.dim(0)));
-    cuda_.check(cuda_.rope(View(a.x), position, View(a.cos), View(a.sin), a.inverse, nullptr), "rope");
+    cuda_.check(cuda_.rope(View(a.x), position, View(a.cos), View(a.sin), a.inverse, cuda_stream()), "rope");
   }
   void add(Runtime&, const Add& a) const override {
     check_args(a);
-    cuda_.check(cuda_.add(View(a.a), View(a.b), View(a.y), nullptr), "add");
+    cuda_.check(cuda_.add(View(a.a), View(a.b), View(a.y), cuda_stream()), "add");
   }
   void cast(Runtime&, const Cast& a) const override {
     check_args(a);
-    cuda_.check(cuda_.cast(View(a.src), View(a.dst), nullptr), "cast");
+    cuda_.check(cuda_.cast(View(a.src), View(a.dst), cuda_stream()), "cast");
   }
   void gather_rows(Runtime&, const GatherRows& a) const override {
     check_args(a);
     const int64_t* rows = resident_.tables.on_device(a.rows, static_cast<size_t>(a.dst.dim(0)));
-    cuda_.check(cuda_.gather_rows(View(a.src), rows, View(a.dst), nullptr), "gather_rows");
+    cuda_.check(cuda_.gather_rows(View(a.src), rows, View(a.dst), cuda_stream()), "gather_rows");
+  }
+  void scatter_rows(Runtime&, const ScatterRows& a) const override {
+    check_args(a);
+    if (a.pairs.empty()) return;
+    const int64_t n = a.pairs[0].src.dim(0);
+    const int64_t* rows = resident_.tables.on_device(a.rows, static_cast<size_t>(n));
+    for (size_t first = 0; first < a.pairs.size(); first += HYSPARSE_CUDA_ROW_PAIRS) {
+      const auto part =
+          a.pairs.subspan(first, std::min<size_t>(HYSPARSE_CUDA_ROW_PAIRS, a.pairs.size() - first));
+      std::vector<hysparse_cuda_row_pair> pairs;
+      for (const auto& [src, dst] : part) {
+        const auto element = static_cast<int64_t>(size_of(src.dtype));
+        pairs.push_back({src.data, dst.data, src.numel() / std::max<int64_t>(1, n) * element,
+                         src.stride[0] * element, dst.stride[0] * element});
+      }
+      cuda_.check(cuda_.scatter_rows(pairs.data(), static_cast<int32_t>(pairs.size()), rows, n, cuda_stream()),
+                  "scatter_rows");
+    }
+  }
+  void repeat(Runtime&, const RepeatedStep& step, const std::function<void()>& body) const override {
+    if (kind_ == CudaMemoryKind::managed) return body();  // tests: its copies wait for the GPU
+    resident_.recorder.run(step, body);
   }
   void swiglu(Runtime&, const SwigluForward& a) const override {
     check_args(a);
-    cuda_.check(cuda_.swiglu(View(a.gate), View(a.up), View(a.h), nullptr), "swiglu");
+    cuda_.check(cuda_.swiglu(View(a.gate), View(a.up), View(a.h), cuda_stream()), "swiglu");
   }
   void swiglu_backward(Runtime&, const SwigluBackward& a) const override {
     check_args(a);
     cuda_.check(
-        cuda_.swiglu_backward(View(a.gate), View(a.up), View(a.dh), View(a.dgate), View(a.dup), nullptr),
+        cuda_.swiglu_backward(View(a.gate), View(a.up), View(a.dh), View(a.dgate), View(a.dup), cuda_stream()),
         "swiglu_backward");
   }
   void attention(Runtime& rt, const AttentionForward& a) const override {
@@ -139,19 +163,19 @@ class CudaOps final : public Ops {
   }
   void gated_sum(Runtime&, const GatedSumForward& a) const override {
     check_args(a);
-    cuda_.check(cuda_.gated_sum(View(a.a), View(a.gate_a), View(a.b), View(a.gate_b), View(a.out), nullptr),
+    cuda_.check(cuda_.gated_sum(View(a.a), View(a.gate_a), View(a.b), View(a.gate_b), View(a.out), cuda_stream()),
                 "gated_sum");
   }
   void gated_sum_backward(Runtime&, const GatedSumBackward& a) const override {
     check_args(a);
     cuda_.check(cuda_.gated_sum_backward(View(a.a), View(a.gate_a), View(a.b), View(a.gate_b), View(a.d_out),
-                                         View(a.da), View(a.db), View(a.dgate_a), View(a.dgate_b), nullptr),
+                                         View(a.da), View(a.db), View(a.dgate_a), View(a.dgate_b), cuda_stream()),
                 "gated_sum_backward");
   }
   void cross_entropy(Runtime&, const CrossEntropy& a) const override {
     check_args(a);
     cuda_.check(cuda_.cross_entropy(View(a.logits), View(a.labels), a.grad_scale, View(a.loss),
-                                    View(a.dlogits), nullptr),
+                                    View(a.dlogits), cuda_stream()),
                 "cross_entropy");
   }
   void adamw(Runtime&, const AdamW& a) const override {
@@ -159,7 +183,7 @@ class CudaOps final : public Ops {
     const hysparse_cuda_adamw_settings settings{a.lr,           a.beta1,      a.beta2, a.eps,
                                                 a.weight_decay, a.grad_scale, a.step};
     cuda_.check(cuda_.adamw(View(a.weight.master), View(a.weight.value), View(a.weight.grad), View(a.m),
-                            View(a.v), &settings, nullptr),
+                            View(a.v), &settings, cuda_stream()),
                 "adamw");
     ++a.weight.version;
   }
@@ -167,12 +191,12 @@ class CudaOps final : public Ops {
     check_args(a);
     const ArenaScope scope(scratch_of(rt));
     cuda_.check(cuda_.sum_squares(View(a.x), View(a.out), workspace(rt, HYSPARSE_CUDA_SUM_SQUARES_WORKSPACE),
-                                  nullptr),
+                                  cuda_stream()),
                 "sum_squares");
   }
   void add_rmsnorm(Runtime&, const AddRmsNorm& a) const override {
     cuda_.check(cuda_.rmsnorm(View(a.x), View(a.delta), View(a.weight.value), a.eps, View(a.y), View(a.rstd),
-                              nullptr),
+                              cuda_stream()),
                 "add_rmsnorm");
   }
 
@@ -186,19 +210,20 @@ class CudaOps final : public Ops {
     const TensorView sum = two_steps ? scratch_of(rt).alloc(DType::f32, {c.dim(0), c.dim(1)}) : c;
     multiply(rt, a, a_transposed, b, b_transposed, sum, accumulate && !two_steps);
     if (two_steps)
-      cuda_.check(cuda_.finish_product(View(sum), View(bias), View(c), accumulate, nullptr), "linear");
+      cuda_.check(cuda_.finish_product(View(sum), View(bias), View(c), accumulate, cuda_stream()), "linear");
   }
 
   void multiply(Runtime& rt, const TensorView& a, bool a_transposed, const TensorView& b, bool b_transposed,
                 const TensorView& c, bool accumulate) const {
     cuda_.check(
         cuda_.matmul(View(a), a_transposed, View(b), b_transposed, View(c), accumulate,
-                     workspace(rt, HYSPARSE_CUDA_MATMUL_WORKSPACE), HYSPARSE_CUDA_MATMUL_WORKSPACE, nullptr),
+                     workspace(rt, HYSPARSE_CUDA_MATMUL_WORKSPACE), HYSPARSE_CUDA_MATMUL_WORKSPACE, cuda_stream()),
         "linear");
   }
 
   const CudaLibrary& cuda_;
   Memory& memory_;
+  const CudaMemoryKind kind_;
   mutable cuda_calls::Resident resident_;
 };
 

@@ -60,7 +60,7 @@ bool forward(Resident& resident, Runtime& rt, const AttentionForward& a, const A
   const CudaLibrary& cuda = cuda_library();
   p.workspace_bytes = cuda.attention_workspace(&p);
   p.workspace = workspace(rt, p.workspace_bytes);
-  return taken(cuda.attention(&p, nullptr), "attention");
+  return taken(cuda.attention(&p, cuda_stream()), "attention");
 }
 
 // The index lists of a selection; kept in selection.prepared where the caller keeps one.
@@ -96,7 +96,7 @@ const FastSelection* prepare(Resident& resident, const Selection& selection, con
   made.memory = resident.pool->take(s.workspace_bytes);
   s.workspace = made.memory.get();
   hysparse_cuda_selection* handle = nullptr;
-  if (!taken(cuda.selection_create(&s, nullptr, &handle), "selection")) return nullptr;
+  if (!taken(cuda.selection_create(&s, cuda_stream(), &handle), "selection")) return nullptr;
   made.selection.reset(handle, [](hysparse_cuda_selection* p) { cuda_library().selection_destroy(p); });
   if (!kept) {
     own = std::move(made);
@@ -128,7 +128,7 @@ bool fast_attention_backward(Resident& resident, Runtime& rt, const AttentionBac
   const CudaLibrary& cuda = cuda_library();
   p.workspace_bytes = cuda.attention_backward_workspace(&p);
   p.workspace = workspace(rt, p.workspace_bytes);
-  return taken(cuda.attention_backward(&p, nullptr), "attention backward");
+  return taken(cuda.attention_backward(&p, cuda_stream()), "attention backward");
 }
 
 bool fast_sparse_attention(Resident& resident, Runtime& rt, const SparseAttentionForward& a) {
@@ -143,7 +143,7 @@ bool fast_sparse_attention(Resident& resident, Runtime& rt, const SparseAttentio
   const CudaLibrary& cuda = cuda_library();
   p.workspace_bytes = cuda.sparse_workspace(&p);
   p.workspace = workspace(rt, p.workspace_bytes);
-  return taken(cuda.sparse_attention(&p, nullptr), "sparse attention");
+  return taken(cuda.sparse_attention(&p, cuda_stream()), "sparse attention");
 }
 
 bool fast_sparse_attention_backward(Resident& resident, Runtime& rt, const SparseAttentionBackward& a) {
@@ -159,7 +159,7 @@ bool fast_sparse_attention_backward(Resident& resident, Runtime& rt, const Spars
   p.workspace_bytes = cuda.sparse_backward_workspace(&p);
   if (p.workspace_bytes == 0) return false;
   p.workspace = workspace(rt, p.workspace_bytes);
-  return taken(cuda.sparse_backward(&p, nullptr), "sparse attention backward");
+  return taken(cuda.sparse_backward(&p, cuda_stream()), "sparse attention backward");
 }
 
 bool fast_window_attention(Resident& resident, Runtime& rt, const WindowAttentionForward& a) {
@@ -169,7 +169,7 @@ bool fast_window_attention(Resident& resident, Runtime& rt, const WindowAttentio
   auto p = params_of<hysparse_cuda_window_params>(a, *kv);
   p.batch = kv->batch.get();
   p.window = static_cast<int32_t>(std::min<int64_t>(a.window, INT32_MAX));
-  return taken(cuda_library().window_attention(&p, nullptr), "window attention");
+  return taken(cuda_library().window_attention(&p, cuda_stream()), "window attention");
 }
 
 bool fast_window_attention_backward(Resident& resident, Runtime& rt, const WindowAttentionBackward& a) {
@@ -183,7 +183,7 @@ bool fast_window_attention_backward(Resident& resident, Runtime& rt, const Windo
   p.workspace_bytes = cuda.window_backward_workspace(&p);
   if (p.workspace_bytes == 0) return false;
   p.workspace = workspace(rt, p.workspace_bytes);
-  return taken(cuda.window_backward(&p, nullptr), "window attention backward");
+  return taken(cuda.window_backward(&p, cuda_stream()), "window attention backward");
 }
 
 }  // namespace hysparse::cuda_calls

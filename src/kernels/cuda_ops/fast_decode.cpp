@@ -28,11 +28,6 @@ bool pages_suit(const KvView& kv) {
   return kv.kind == KvView::Kind::paged && aligned_groups(kv.k) && aligned_groups(kv.v);
 }
 
-std::vector<int32_t> lengths(const RaggedBatch& batch) {
-  std::vector<int32_t> kv_len;
-  for (int64_t s = 0; s < batch.sequences(); ++s) kv_len.push_back(static_cast<int32_t>(batch.kv_len(s)));
-  return kv_len;
-}
 hysparse_cuda_pages pages_of(Resident& resident, const RaggedBatch& batch, const KvView& kv) {
   hysparse_cuda_pages pages{};
   pages.k = rows_of(kv.k);
@@ -58,8 +53,8 @@ bool fast_decode(Resident& resident, Runtime& rt, const AttentionForward& a, con
   p.kv_heads = static_cast<int32_t>(a.kv.heads());
   p.head_dim = static_cast<int32_t>(a.q.dim(2));
   p.v_head_dim = static_cast<int32_t>(a.kv.v_head_dim());
-  p.kv_len = resident.tables.on_device(lengths(a.batch));
-  p.max_kv_len = static_cast<int32_t>(a.batch.max_kv_len());
+  p.kv_len = resident.tables.on_device(a.batch.kv_lens);
+  p.max_kv_len = static_cast<int32_t>(std::max(a.batch.max_kv_len(), a.batch.kv_bound));
   p.q = fast_tensor(a.q);
   p.kv = pages_of(resident, a.batch, a.kv);
   p.scale = static_cast<float>(a.scale);
@@ -69,7 +64,7 @@ bool fast_decode(Resident& resident, Runtime& rt, const AttentionForward& a, con
   const CudaLibrary& cuda = cuda_library();
   p.workspace_bytes = cuda.decode_full_workspace(&p);
   p.workspace = workspace(rt, p.workspace_bytes);
-  return taken(cuda.decode_full(&p, nullptr), "decode attention");
+  return taken(cuda.decode_full(&p, cuda_stream()), "decode attention");
 }
 
 bool fast_decode(Resident& resident, Runtime&, const SparseWindowGated& a) {
@@ -116,13 +111,13 @@ bool fast_decode(Resident& resident, Runtime&, const SparseWindowGated& a) {
       return false;
     }
   }
-  p.kv_len = resident.tables.on_device(lengths(batch));
+  p.kv_len = resident.tables.on_device(batch.kv_lens);
   p.kv = pages_of(resident, batch, sparse.kv);
   p.gate_sparse = a.gate_sparse.as<float>();
   p.gate_stride = a.gate_sparse.stride[0];
   p.gate_channels = gate_width != heads;
   p.out = fast_tensor(a.out);
-  return taken(cuda_library().decode_sparse(&p, nullptr), "decode of a sparse layer");
+  return taken(cuda_library().decode_sparse(&p, cuda_stream()), "decode of a sparse layer");
 }
 
 }  // namespace hysparse::cuda_calls

@@ -28,7 +28,7 @@ void gather(Resident& resident, const TensorView& src, const std::vector<int64_t
   flat_src.stride = {src.stride[0], 1, 0, 0};
   const CudaLibrary& cuda = cuda_library();
   cuda.check(cuda.gather_rows(View(flat_src), resident.tables.on_device(rows),
-                              View(dst.reshape({dst.dim(0), width})), nullptr),
+                              View(dst.reshape({dst.dim(0), width})), cuda_stream()),
              "gather_rows");
 }
 bool dense_heads(const TensorView& t) {

@@ -52,6 +52,19 @@ CudaLibrary open_library() {
 
 }  // namespace
 
+namespace {
+thread_local hysparse_stream stream_of_calls = nullptr;
+}
+hysparse_stream cuda_stream() {
+  return stream_of_calls;
+}
+CudaStreamScope::CudaStreamScope(hysparse_stream stream) {
+  stream_of_calls = stream;
+}
+CudaStreamScope::~CudaStreamScope() {
+  stream_of_calls = nullptr;
+}
+
 void CudaLibrary::check(int code, const char* what) const {
   if (code != HYSPARSE_OK) throw failure(what, last_error());
 }

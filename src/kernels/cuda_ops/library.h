@@ -7,6 +7,7 @@
 #include "hysparse/cuda.h"
 #include "hysparse/cuda_decode.h"
 #include "hysparse/cuda_ops.h"
+#include "hysparse/cuda_step.h"
 
 namespace hysparse {
 
@@ -22,7 +23,8 @@ namespace hysparse {
   X(embedding_backward) X(rope) X(add) X(cast) X(gather_rows) X(rmsnorm) X(rmsnorm_backward_workspace)      \
   X(rmsnorm_backward) X(swiglu) X(swiglu_backward) X(gated_sum) X(gated_sum_backward) X(matmul)             \
   X(finish_product) X(column_sums) X(cross_entropy) X(adamw) X(sum_squares) X(plain_attention)              \
-  X(plain_attention_backward) X(select_blocks) X(random_scores) X(kernel_name)
+  X(plain_attention_backward) X(select_blocks) X(random_scores) X(kernel_name) X(scatter_rows)             \
+  X(recorder_create) X(record_begin) X(record_end) X(graph_launch) X(graph_destroy)
 // clang-format on
 
 struct CudaLibrary {
@@ -43,5 +45,15 @@ const CudaLibrary& cuda_library_alone();
 const CudaLibrary& cuda_library();
 // Whether that succeeds; if not, why not.
 bool cuda_available(std::string* why = nullptr);
+
+// The stream of this thread's calls: the null stream, but while a step is recorded.
+hysparse_stream cuda_stream();
+class CudaStreamScope {
+ public:
+  explicit CudaStreamScope(hysparse_stream stream);
+  ~CudaStreamScope();
+  CudaStreamScope(const CudaStreamScope&) = delete;
+  CudaStreamScope& operator=(const CudaStreamScope&) = delete;
+};
 
 }  // namespace hysparse

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "kernels/cuda_ops/library.h"
 
 namespace hysparse {
@@ -20,7 +21,7 @@ class CudaMemory final : public Memory {
   void release(void* p, size_t) noexcept override { cuda_library().free(p); }
   void zero(void* p, size_t bytes) override {
     const CudaLibrary& cuda = cuda_library();
-    cuda.check(cuda.zero(p, bytes, nullptr), "GPU memory");
+    cuda.check(cuda.zero(p, bytes, cuda_stream()), "GPU memory");
     if (managed_) synchronize();
   }
   void from_host(void* dst, const void* host, size_t bytes) override { move(dst, host, bytes); }
@@ -28,7 +29,7 @@ class CudaMemory final : public Memory {
   void copy(void* dst, const void* src, size_t bytes) override {
     if (managed_) return move(dst, src, bytes);
     const CudaLibrary& cuda = cuda_library();
-    cuda.check(cuda.copy_on_device(dst, src, bytes, nullptr), "GPU memory");
+    cuda.check(cuda.copy_on_device(dst, src, bytes, cuda_stream()), "GPU memory");
   }
   void* reserve(size_t bytes) override {
     void* range = nullptr;
@@ -50,7 +51,7 @@ class CudaMemory final : public Memory {
   }
   void synchronize() override {
     const CudaLibrary& cuda = cuda_library();
-    cuda.check(cuda.synchronize(nullptr), "GPU");
+    cuda.check(cuda.synchronize(cuda_stream()), "GPU");
   }
 
  private:
@@ -60,8 +61,9 @@ class CudaMemory final : public Memory {
                    "a smaller micro-batch or context, recompute layer or state_dtype bf16 need less");
   }
   static void move(void* dst, const void* src, size_t bytes) {
+    HYSPARSE_CHECK(!cuda_stream(), "a copy from or to the host within a step that repeats");
     const CudaLibrary& cuda = cuda_library();
-    cuda.check(cuda.copy(dst, src, bytes, nullptr), "GPU memory");
+    cuda.check(cuda.copy(dst, src, bytes, cuda_stream()), "GPU memory");
   }
   bool managed_;
 };

@@ -43,6 +43,7 @@ std::shared_ptr<void> BlockPool::take(size_t bytes) {
 }
 
 const void* TableCache::find(const void* host, size_t bytes) {
+  if (const void* table = step_table(host, bytes)) return table;
   const std::lock_guard lock(mutex_);
   for (Entry& e : entries_)
     if (e.host.size() == bytes && (bytes == 0 || std::memcmp(e.host.data(), host, bytes) == 0)) {
@@ -56,7 +57,7 @@ const void* TableCache::find(const void* host, size_t bytes) {
   e.device = pool_.take(bytes);
   e.used = ++clock_;
   const CudaLibrary& cuda = cuda_library();
-  cuda.check(cuda.upload(e.device.get(), e.host.data(), bytes, nullptr), "GPU memory");
+  cuda.check(cuda.upload(e.device.get(), e.host.data(), bytes, cuda_stream()), "GPU memory");
   entries_.push_back(std::move(e));
   return entries_.back().device.get();
 }
@@ -81,7 +82,7 @@ FastBatch BatchCache::get(const RaggedBatch& batch, const int64_t* cu_kv) {
   if (entries_.size() >= kEntries) entries_.erase(oldest(entries_));
   hysparse_cuda_batch* made = nullptr;
   const CudaLibrary& cuda = cuda_library();
-  cuda.check(cuda.batch_create(static_cast<int32_t>(sequences), cu_q, past, start, nullptr, &made),
+  cuda.check(cuda.batch_create(static_cast<int32_t>(sequences), cu_q, past, start, cuda_stream(), &made),
              "GPU batch");
   FastBatch shared(made, [](hysparse_cuda_batch* b) { cuda_library().batch_destroy(b); });
   entries_.push_back({std::move(key), std::move(shared), ++clock_});

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda_ops/library.h"
+#include "kernels/cuda_ops/recording.h"
 #include "kernels/kv_view.h"
 
 namespace hysparse::cuda_calls {
@@ -90,6 +91,7 @@ struct Resident {
   std::shared_ptr<BlockPool> pool = std::make_shared<BlockPool>();
   TableCache tables{*pool};
   BatchCache batches;
+  Recorder recorder{*pool};
 };
 
 }  // namespace hysparse::cuda_calls

@@ -183,6 +183,45 @@ TEST_P(Rows, Gather) {
     }
 }
 
+// Rows of two tensors to where a cache keeps them; what no row names stays as it was.
+TEST_P(Rows, Scatter) {
+  for (const int64_t h : kWidths)
+    for (const DType type : {DType::f32, DType::bf16}) {
+      ThreadPool pool(2);
+      Memory& memory = GetParam().ops->memory();
+      Arena scratch(memory);
+      Runtime rt{pool, scratch, *GetParam().ops, memory};
+      const std::vector<int64_t> rows = {6, 7, -1, 0, 2};
+      struct Case {
+        Tensor src, dst;
+        std::vector<uint8_t> from, expected;
+      };
+      std::vector<Case> cases;
+      for (const int64_t heads : {1, 3}) {
+        Case c{Tensor(type, {5, heads, h}, memory), Tensor(type, {9, heads, h}, memory), {}, {}};
+        c.from.resize(c.src.view().bytes());
+        c.expected.resize(c.dst.view().bytes());
+        for (size_t i = 0; i < c.from.size(); ++i) c.from[i] = static_cast<uint8_t>(31 * i + 7);
+        for (size_t i = 0; i < c.expected.size(); ++i) c.expected[i] = static_cast<uint8_t>(13 * i + 1);
+        memory.from_host(c.src.view().data, c.from.data(), c.from.size());
+        memory.from_host(c.dst.view().data, c.expected.data(), c.expected.size());
+        const size_t row = c.from.size() / 5;
+        for (size_t i = 0; i < rows.size(); ++i)
+          if (rows[i] >= 0)
+            std::copy_n(c.from.begin() + static_cast<std::ptrdiff_t>(i * row), row,
+                        c.expected.begin() + rows[i] * static_cast<std::ptrdiff_t>(row));
+        cases.push_back(std::move(c));
+      }
+      const ScatterRows::Pair pairs[] = {{cases[0].src, cases[0].dst}, {cases[1].src, cases[1].dst}};
+      rt.ops.scatter_rows(rt, {rows.data(), pairs});
+      for (const Case& c : cases) {
+        std::vector<uint8_t> got(c.expected.size());
+        memory.to_host(got.data(), c.dst.view().data, got.size());
+        EXPECT_EQ(got, c.expected) << "h " << h;
+      }
+    }
+}
+
 HYSPARSE_KERNEL_SUITE(Rows);
 
 }  // namespace

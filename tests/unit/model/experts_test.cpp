@@ -73,7 +73,7 @@ TEST(Experts, UnusedExpertsHaveGradientsOfExactlyZero) {
     for (Weight* w : m.weights.all())
       for (int64_t i = 0; w->grad && i < w->grad.numel(); ++i) tiny::set(w->grad, i, 1e30);
     const Documents docs({40, 30});
-    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::layer}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::projections, Recompute::layer}) {
       tiny::train(m, docs, {}, recompute, 1.0);
       for (size_t i = 1; i < m.plan.size(); ++i) {
         const LayerWeights& layer = m.weights.layers[i];
@@ -175,7 +175,7 @@ TEST(Experts, RecomputeKeepsRoutesAndLoad) {
     const auto want = tiny::gradients(m);
     const auto counted = load();
     EXPECT_EQ(std::accumulate(counted.begin(), counted.end(), int64_t(0)), 2 * 67);
-    for (const Recompute recompute : {Recompute::selective, Recompute::layer}) {
+    for (const Recompute recompute : {Recompute::selective, Recompute::projections, Recompute::layer}) {
       tiny::train(m, docs, options, recompute);
       EXPECT_EQ(tiny::gradients(m), want) << enum_name(recompute);
       EXPECT_EQ(load(), counted);

@@ -54,7 +54,7 @@ TEST_P(EachDType, RecomputePoliciesAgreeBitForBit) {
     Machine m(c, GetParam());
     const auto loss = tiny::train(m, docs, {}, Recompute::none);
     const auto grads = tiny::gradients(m);
-    for (const Recompute r : {Recompute::selective, Recompute::layer}) {
+    for (const Recompute r : {Recompute::selective, Recompute::projections, Recompute::layer}) {
       EXPECT_EQ(tiny::train(m, docs, {}, r), loss) << enum_name(r);
       const auto again = tiny::gradients(m);
       for (size_t i = 0; i < grads.size(); ++i)
@@ -127,7 +127,7 @@ TEST_P(EachDType, LogitRowsAreRowsOfAllLogits) {
 }
 
 TEST_P(EachDType, StepsReuseTheirMemory) {
-  for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::layer}) {
+  for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::projections, Recompute::layer}) {
     Machine m(tiny::config(), GetParam());
     const Documents long_docs({120}), short_docs({10, 30});
     tiny::train(m, long_docs, {}, r);
@@ -147,7 +147,7 @@ TEST(Model, RecomputeKeepsLess) {
   Machine m(tiny::config());
   const Documents docs({64});
   std::vector<size_t> bytes;
-  for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::layer}) {
+  for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::projections, Recompute::layer}) {
     tiny::train(m, docs, {}, r);
     bytes.push_back(m.model->activation_bytes());
   }

@@ -27,6 +27,7 @@ class ForwardingOps : public Ops {
   HYSPARSE_FORWARD(add, Add)
   HYSPARSE_FORWARD(cast, Cast)
   HYSPARSE_FORWARD(gather_rows, GatherRows)
+  HYSPARSE_FORWARD(scatter_rows, ScatterRows)
   HYSPARSE_FORWARD(swiglu, SwigluForward)
   HYSPARSE_FORWARD(swiglu_backward, SwigluBackward)
   HYSPARSE_FORWARD(attention, AttentionForward)
