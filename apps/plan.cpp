@@ -110,9 +110,8 @@ void print_table(const ModelConfig& config, const PlanReport& r, const Flags& fl
                           : fmt::format("  stream and head {}", bytes_text(m.head)));
   for (const auto& [policy, name] : EnumNames<Recompute>::list()) {
     const int i = static_cast<int>(policy);
-    line(fmt::format("  recompute {:<11} activations {:>10}, one layer's backward {:>10}, total {:>10}",
-                     name, bytes_text(m.activations[i]), bytes_text(m.working[i]),
-                     bytes_text(m.total(i))));
+    line(fmt::format("  recompute {:<11} activations {:>10}, one layer's backward {:>10}, total {:>10}", name,
+                     bytes_text(m.activations[i]), bytes_text(m.working[i]), bytes_text(m.total(i))));
   }
 }
 

@@ -73,7 +73,8 @@ Engine::Impl::Impl(Runtime& rt, StepModel& model, const EngineOptions& given)
   store.reserve_pages = true;
   store.dtype = model.compute();
   store.poison = options.poison;
-  kv = std::make_unique<PagedKv>(config, model.plan(), store, rt.memory);
+  kv = std::make_unique<PagedKv>(config, model.plan(), store, rt.memory,
+                                 rt.memory.device() == DeviceKind::cpu ? nullptr : &rt);
   cache = std::make_unique<PrefixCache>(*kv);
   of_kv.resize(static_cast<size_t>(plan.max_sequences));
   scratch.resize(static_cast<size_t>(rt.pool.threads()));

@@ -104,6 +104,8 @@ struct Engine::Impl {
 
   // engine_results.cpp: what comes out of it
   void run(std::vector<Row>& rows);
+  void forward(const std::vector<int>& ids, const RaggedBatch& batch, const TensorView& tokens,
+               const TensorView& logits, bool drafts);
   void draw(std::vector<Row>& rows);
   void draw_row(Row& row, SamplerScratch& scratch);
   void fork_choices(Row& row);

@@ -43,8 +43,7 @@ void Engine::Impl::run(std::vector<Row>& rows) {
   const TensorView token_view = token_buffer.view().rows(0, batch.tokens());
   rt.memory.from_host(token_view.data, tokens.data(), token_view.bytes());
   const TensorView logits_view = logits_count > 0 ? logits.view().rows(0, logits_count) : TensorView{};
-  kv->begin_step(ids, batch, drafts);
-  model.forward(rt, batch, token_view, *kv, logits_view);
+  forward(ids, batch, token_view, logits_view, drafts);
   if (logits_count > 0 && rt.memory.device() != DeviceKind::cpu) {
     ensure_rows(host_logits, a, logits_count, vocab, host_memory());
     rt.memory.to_host(host_logits.view().data, logits_view.data, logits_view.bytes());
@@ -60,6 +59,20 @@ void Engine::Impl::run(std::vector<Row>& rows) {
     fork_choices(row);
     if (choice.over()) release(choice);
   }
+}
+
+// Decoding alone is a step that repeats.
+void Engine::Impl::forward(const std::vector<int>& ids, const RaggedBatch& batch, const TensorView& tokens,
+                           const TensorView& logits, bool drafts) {
+  const uint64_t layout =
+      kv->can_repeat() && batch.tokens() == batch.sequences() && batch.logit_rows.size() == ids.size()
+          ? model.layout(rt, kv->repeat_bound(batch.max_kv_len()))
+          : 0;
+  if (layout != 0)
+    return kv->repeat(ids, batch, layout, tokens, logits,
+                      [&](const RaggedBatch& bounded) { model.forward(rt, bounded, tokens, *kv, logits); });
+  kv->begin_step(ids, batch, drafts);
+  model.forward(rt, batch, tokens, *kv, logits);
 }
 
 void Engine::Impl::draw(std::vector<Row>& rows) {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "kernels/ops.h"
 #include "model/config.h"
 #include "model/kv_store.h"
 #include "model/plan.h"
@@ -40,8 +42,10 @@ struct KvImage {
 // write into a page that others hold gets a copy of its own first.
 class PagedKv : public KvStore {
  public:
+  // runtime: whose operations bring rows to their places; without one they are copied run by run, as is best
+  // on the host.
   PagedKv(const ModelConfig& config, const LayerPlan& plan, const PagedKvOptions& options,
-          Memory& memory = host_memory());
+          Memory& memory = host_memory(), Runtime* runtime = nullptr);
   ~PagedKv() override;
 
   // Binds sequence s of the coming step's batch to cache sequence ids[s]; batch.past_len must equal
@@ -51,6 +55,14 @@ class PagedKv : public KvStore {
   void begin_step(const std::vector<int>& ids, const RaggedBatch& batch, bool partial = false);
   KvView append(int layer, const RaggedBatch& batch, const TensorView& k, const TensorView& v) override;
   void commit();
+  // begin_step() of one new token a sequence and `body`, a forward of the batch into `logits` and nothing
+  // else, as a step that repeats while the sequences grow (kernels/ops.h); commit() or discard() come next.
+  // model_layout: Model::layout() of repeat_bound() positions. Needs a runtime.
+  void repeat(const std::vector<int>& ids, RaggedBatch batch, uint64_t model_layout, const TensorView& tokens,
+              const TensorView& logits, const std::function<void(const RaggedBatch&)>& body);
+  // The length up to which sequences now of `length` share one recording; at most max_tokens.
+  int64_t repeat_bound(int64_t length) const;
+  bool can_repeat() const;  // a runtime on a device
   // Of each sequence of the batch the first kept[s] >= 1 new tokens; pages beyond are given back.
   void commit(std::span<const int64_t> kept);
   void discard();  // also: nothing happens outside a step

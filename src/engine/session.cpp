@@ -25,7 +25,8 @@ Session::Session(Runtime& rt, Model& model, const SessionOptions& options)
   if (kv.page_size > 0 && kv.page_size % block == 0) kv.page_size = std::min(kv.page_size, blocks * block);
   kv.dtype = compute;
   kv.poison = options_.poison;
-  kv_ = std::make_unique<PagedKv>(config, model.plan(), kv, rt.memory);
+  kv_ = std::make_unique<PagedKv>(config, model.plan(), kv, rt.memory,
+                                  rt.memory.device() == DeviceKind::cpu ? nullptr : &rt);
   token_buffer_ = Tensor(DType::i32, {options_.chunk}, rt.memory);
   logits_ = Tensor(accumulation_dtype(compute), {1, config.vocab_size}, rt.memory);
   if (rt.memory.device() != DeviceKind::cpu)
@@ -66,6 +67,14 @@ void Session::step(const int32_t* tokens, int64_t count, bool want_logits) {
   if (want_logits) batch.logit_rows.push_back(count - 1);
   const TensorView ids = token_buffer_.view().rows(0, count);
   rt_.memory.from_host(ids.data, tokens, ids.bytes());
+  if (count == 1 && want_logits && kv_->can_repeat()) {
+    const uint64_t layout = model_.layout(rt_, kv_->repeat_bound(length() + 1));
+    kv_->repeat({0}, batch, layout, ids, logits_,
+                [&](const RaggedBatch& bounded) { model_.forward(rt_, bounded, ids, *kv_, logits_); });
+    kv_->commit();
+    tokens_.push_back(*tokens);
+    return;
+  }
   kv_->begin_step({0}, batch);
   try {
     model_.forward(rt_, batch, ids, *kv_, want_logits ? logits_.view() : logits_.view().rows(0, 0));

@@ -16,6 +16,8 @@ class StepModel {
   virtual uint64_t identity() const = 0;
   // Bytes of the weights, where they lie; for the memory table.
   virtual int64_t weight_bytes() const { return 0; }
+  // As Model::layout; 0: its steps are not repeated.
+  virtual uint64_t layout(Runtime&, int64_t /*positions*/) { return 0; }
   // As Model::forward.
   virtual void forward(Runtime& rt, const RaggedBatch& batch, const TensorView& tokens, KvStore& kv,
                        const TensorView& logits) = 0;
@@ -30,6 +32,7 @@ class ModelStep : public StepModel {
   DType compute() const override { return model_.weights().options().compute; }
   uint64_t identity() const override;  // of this model object and the versions of its weights
   int64_t weight_bytes() const override;
+  uint64_t layout(Runtime& rt, int64_t positions) override { return model_.layout(rt, positions); }
   void forward(Runtime& rt, const RaggedBatch& batch, const TensorView& tokens, KvStore& kv,
                const TensorView& logits) override {
     model_.forward(rt, batch, tokens, kv, logits);

@@ -17,8 +17,8 @@ struct RaggedBatch {
   std::vector<int32_t> position;    // [tokens] position within the sequence = past_len[s] + offset
   std::vector<int64_t> logit_rows;  // query rows whose logits are wanted, ascending; used by the model's head
   std::vector<int32_t> kv_lens;     // [S] kv_len(s)
-  int64_t kv_bound = 0;             // at least max_kv_len(), for steps that repeat as sequences grow; 0: unset
-  uint64_t step = 0;                // training step (counter of random selection); 0 elsewhere
+  int64_t kv_bound = 0;  // at least max_kv_len(), for steps that repeat as sequences grow; 0: unset
+  uint64_t step = 0;     // training step (counter of random selection); 0 elsewhere
 
   int64_t sequences() const { return static_cast<int64_t>(past_len.size()); }
   int64_t tokens() const { return cu_q.back(); }

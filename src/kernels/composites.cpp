@@ -110,9 +110,10 @@ void Ops::scatter_rows(Runtime& rt, const ScatterRows& a) const {
       end = i + 1;
       if (a.rows[i] < 0) continue;
       while (dense && end < n && a.rows[end] == a.rows[i] + (end - i)) ++end;
-      rt.memory.copy(static_cast<std::byte*>(dst.data) + static_cast<size_t>(a.rows[i] * dst.stride[0]) * element,
-                     static_cast<const std::byte*>(src.data) + static_cast<size_t>(i * src.stride[0]) * element,
-                     static_cast<size_t>(end - i) * row);
+      rt.memory.copy(
+          static_cast<std::byte*>(dst.data) + static_cast<size_t>(a.rows[i] * dst.stride[0]) * element,
+          static_cast<const std::byte*>(src.data) + static_cast<size_t>(i * src.stride[0]) * element,
+          static_cast<size_t>(end - i) * row);
     }
   }
 }

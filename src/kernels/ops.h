@@ -33,8 +33,8 @@ namespace hysparse {
 class Ops;
 
 // A step that comes again and again with other numbers: decoding. Between two steps of one key nothing
-// differs but the contents of tensors and of `tables`: the host arrays that operations are handed by these very
-// pointers, each of the same length in every step of the key.
+// differs but the contents of tensors and of `tables`: the host arrays that operations are handed by these
+// very pointers, each of the same length in every step of the key.
 struct RepeatedStep {
   struct Table {
     const void* host;
@@ -451,9 +451,7 @@ class Ops {
   virtual void scatter_rows(Runtime&, const ScatterRows&) const;
   // Runs `body`, which issues operations and nothing else that matters; or, where the backend has recorded
   // what an earlier body with this key issued, repeats that with the tables of this step (CUDA graphs).
-  virtual void repeat(Runtime&, const RepeatedStep&, const std::function<void()>& body) const {
-    body();
-  }
+  virtual void repeat(Runtime&, const RepeatedStep&, const std::function<void()>& body) const { body(); }
   // Products of one and the same x, none of which reads another's y: as linear() of each. next: the weights
   // of the group that follows, where known; a hint.
   virtual void linear_group(Runtime&, std::span<const LinearForward>,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/rng.h"
 #include "model/attention_layer.h"
 #include "model/mlp.h"
 #include "model/stats.h"
@@ -288,6 +289,12 @@ Model::Model(const ModelConfig& config, Weights& weights)
 }
 
 Model::~Model() = default;
+
+uint64_t Model::layout(Runtime& rt, int64_t positions) {
+  impl_->rope.reserve(rt, positions - 1);
+  return hash_words({reinterpret_cast<uintptr_t>(this), reinterpret_cast<uintptr_t>(impl_->rope.cos().data),
+                     workspace_bytes(), rt.scratch.bytes_reserved()});
+}
 
 void Model::forward(Runtime& rt, const RaggedBatch& batch, const TensorView& tokens, KvStore& kv,
                     const TensorView& logits, const ForwardOptions& options) {

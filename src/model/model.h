@@ -95,6 +95,10 @@ class Model {
   void forward_loss(Runtime& rt, const RaggedBatch& batch, const TensorView& tokens, const TensorView& labels,
                     const TensorView& loss, const ForwardOptions& options = {});
 
+  // Makes positions below `positions` usable without memory of their own later. Returns a number that tells
+  // where a forward's tables and activations lie: for the key of a step that repeats (kernels/ops.h).
+  uint64_t layout(Runtime& rt, int64_t positions);
+
   const ModelConfig& config() const { return config_; }
   const LayerPlan& plan() const { return plan_; }
   Weights& weights() { return weights_; }

@@ -59,8 +59,8 @@ std::string plan_report_json(const ModelConfig& config, const PlanReport& r, DTy
   for (const auto& [policy, name] : EnumNames<Recompute>::list()) {
     const int i = static_cast<int>(policy);
     memory["recompute_" + std::string(name)] = {{"activations", r.training.activations[i]},
-                                                        {"layer_backward", r.training.working[i]},
-                                                        {"total", r.training.total(i)}};
+                                                {"layer_backward", r.training.working[i]},
+                                                {"total", r.training.total(i)}};
   }
   return dump_json(out);
 }

@@ -89,8 +89,9 @@ struct TrainConfig {
         "state_dtype", &T::state_dtype,
         "gradients and AdamW moments of the matrices: f32, or bf16 (a GPU, dtype bf16: 12 bytes a parameter "
         "instead of 18)");
-    visit("recompute", &T::recompute,
-          "what backward recomputes instead of keeping: none, selective, projections or layer (least memory)");
+    visit(
+        "recompute", &T::recompute,
+        "what backward recomputes instead of keeping: none, selective, projections or layer (least memory)");
     visit("lr", &T::lr, "peak learning rate");
     visit("min_lr", &T::min_lr, "learning rate at the end of the decay (absolute)");
     visit("schedule", &T::schedule,

@@ -17,7 +17,8 @@ using cuda_calls::workspace;
 
 class CudaOps final : public Ops {
  public:
-  CudaOps(CudaMemoryKind kind, bool deterministic) : cuda_(cuda_library()), memory_(cuda_memory(kind)), kind_(kind) {
+  CudaOps(CudaMemoryKind kind, bool deterministic)
+      : cuda_(cuda_library()), memory_(cuda_memory(kind)), kind_(kind) {
     resident_.deterministic = deterministic;
   }
   std::string name() const override { return "cuda"; }
@@ -40,9 +41,9 @@ class CudaOps final : public Ops {
   }
   void rmsnorm(Runtime&, const RmsNormForward& a) const override {
     check_args(a);
-    cuda_.check(
-        cuda_.rmsnorm(View(a.x), nullptr, View(a.weight.value), a.eps, View(a.y), View(a.rstd), cuda_stream()),
-        "rmsnorm");
+    cuda_.check(cuda_.rmsnorm(View(a.x), nullptr, View(a.weight.value), a.eps, View(a.y), View(a.rstd),
+                              cuda_stream()),
+                "rmsnorm");
   }
   void rmsnorm_backward(Runtime& rt, const RmsNormBackward& a) const override {
     check_args(a);
@@ -106,8 +107,9 @@ class CudaOps final : public Ops {
         pairs.push_back({src.data, dst.data, src.numel() / std::max<int64_t>(1, n) * element,
                          src.stride[0] * element, dst.stride[0] * element});
       }
-      cuda_.check(cuda_.scatter_rows(pairs.data(), static_cast<int32_t>(pairs.size()), rows, n, cuda_stream()),
-                  "scatter_rows");
+      cuda_.check(
+          cuda_.scatter_rows(pairs.data(), static_cast<int32_t>(pairs.size()), rows, n, cuda_stream()),
+          "scatter_rows");
     }
   }
   void repeat(Runtime&, const RepeatedStep& step, const std::function<void()>& body) const override {
@@ -120,9 +122,9 @@ class CudaOps final : public Ops {
   }
   void swiglu_backward(Runtime&, const SwigluBackward& a) const override {
     check_args(a);
-    cuda_.check(
-        cuda_.swiglu_backward(View(a.gate), View(a.up), View(a.dh), View(a.dgate), View(a.dup), cuda_stream()),
-        "swiglu_backward");
+    cuda_.check(cuda_.swiglu_backward(View(a.gate), View(a.up), View(a.dh), View(a.dgate), View(a.dup),
+                                      cuda_stream()),
+                "swiglu_backward");
   }
   void attention(Runtime& rt, const AttentionForward& a) const override {
     cuda_calls::attention(resident_, rt, a);
@@ -163,14 +165,16 @@ class CudaOps final : public Ops {
   }
   void gated_sum(Runtime&, const GatedSumForward& a) const override {
     check_args(a);
-    cuda_.check(cuda_.gated_sum(View(a.a), View(a.gate_a), View(a.b), View(a.gate_b), View(a.out), cuda_stream()),
-                "gated_sum");
+    cuda_.check(
+        cuda_.gated_sum(View(a.a), View(a.gate_a), View(a.b), View(a.gate_b), View(a.out), cuda_stream()),
+        "gated_sum");
   }
   void gated_sum_backward(Runtime&, const GatedSumBackward& a) const override {
     check_args(a);
-    cuda_.check(cuda_.gated_sum_backward(View(a.a), View(a.gate_a), View(a.b), View(a.gate_b), View(a.d_out),
-                                         View(a.da), View(a.db), View(a.dgate_a), View(a.dgate_b), cuda_stream()),
-                "gated_sum_backward");
+    cuda_.check(
+        cuda_.gated_sum_backward(View(a.a), View(a.gate_a), View(a.b), View(a.gate_b), View(a.d_out),
+                                 View(a.da), View(a.db), View(a.dgate_a), View(a.dgate_b), cuda_stream()),
+        "gated_sum_backward");
   }
   void cross_entropy(Runtime&, const CrossEntropy& a) const override {
     check_args(a);
@@ -215,10 +219,10 @@ class CudaOps final : public Ops {
 
   void multiply(Runtime& rt, const TensorView& a, bool a_transposed, const TensorView& b, bool b_transposed,
                 const TensorView& c, bool accumulate) const {
-    cuda_.check(
-        cuda_.matmul(View(a), a_transposed, View(b), b_transposed, View(c), accumulate,
-                     workspace(rt, HYSPARSE_CUDA_MATMUL_WORKSPACE), HYSPARSE_CUDA_MATMUL_WORKSPACE, cuda_stream()),
-        "linear");
+    cuda_.check(cuda_.matmul(View(a), a_transposed, View(b), b_transposed, View(c), accumulate,
+                             workspace(rt, HYSPARSE_CUDA_MATMUL_WORKSPACE), HYSPARSE_CUDA_MATMUL_WORKSPACE,
+                             cuda_stream()),
+                "linear");
   }
 
   const CudaLibrary& cuda_;

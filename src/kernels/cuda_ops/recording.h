@@ -1,5 +1,5 @@
-// Steps that repeat, as CUDA graphs: the first step of a key runs as it is issued, the second is recorded, and
-// from then on the recording runs again over the tables of the day.
+// Steps that repeat, as CUDA graphs: the first step of a key runs as it is issued, the second is recorded,
+// and from then on the recording runs again over the tables of the day.
 #pragma once
 
 #include <cstddef>

@@ -152,7 +152,8 @@ TEST(Paths, LossesFollowFromTheLogits) {
     model.forward(backend.rt, batch, ids, kv, logits);
     model.forward_loss(backend.rt, batch, ids, labels, alone);
     std::vector<Tensor> losses;
-    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::projections, Recompute::layer}) {
+    for (const Recompute recompute :
+         {Recompute::none, Recompute::selective, Recompute::projections, Recompute::layer}) {
       losses.emplace_back(a, std::initializer_list<int64_t>{n});
       model.forward_backward(backend.rt, batch, ids, labels, 1, recompute, losses.back());
     }

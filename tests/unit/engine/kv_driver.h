@@ -11,17 +11,20 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "engine/paged_kv.h"
+#include "kernels/cpu/cpu.h"
 #include "tiny.h"
 
 namespace hysparse::tests {
 
 class KvDriver {
  public:
-  KvDriver(ModelConfig config, PagedKvOptions options) : config_(std::move(config)), options_(options) {
+  // operations: rows go to their places by operations, as on a device.
+  KvDriver(ModelConfig config, PagedKvOptions options, bool operations = false)
+      : config_(std::move(config)), options_(options) {
     config_.finalize("test");
     plan_ = build_layer_plan(config_);
     options_.poison = std::nan("");
-    kv_ = std::make_unique<PagedKv>(config_, plan_, options_);
+    kv_ = std::make_unique<PagedKv>(config_, plan_, options_, host_memory(), operations ? &rt_ : nullptr);
     history_.resize(size_t(options_.max_sequences));
   }
   PagedKv& kv() { return *kv_; }
@@ -151,6 +154,9 @@ class KvDriver {
   }
 
  private:
+  ThreadPool pool_{1};
+  Arena scratch_;
+  Runtime rt_{pool_, scratch_, cpu_ops(), host_memory()};
   static double value(size_t layer, uint64_t stamp, int64_t head, int64_t element, int which) {
     return double(hash_words({layer, stamp, uint64_t(head), uint64_t(element), uint64_t(which)}) % 251);
   }

@@ -52,7 +52,7 @@ TEST(PagedKv, RandomLife) {
     c.hysparse_block_size = 4;
     c.hysparse_topk_tokens = 16;
     c.sliding_window = seed % 2 ? 9 : 16;
-    KvDriver d(c, kv_options(200, 3, seed % 3 ? 8 : 12));
+    KvDriver d(c, kv_options(200, 3, seed % 3 ? 8 : 12), seed >= 3);
     Rng rng(seed);
     for (int i = 0; i < 120; ++i) {
       const uint64_t what = rng.below(10);

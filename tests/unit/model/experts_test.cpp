@@ -73,7 +73,8 @@ TEST(Experts, UnusedExpertsHaveGradientsOfExactlyZero) {
     for (Weight* w : m.weights.all())
       for (int64_t i = 0; w->grad && i < w->grad.numel(); ++i) tiny::set(w->grad, i, 1e30);
     const Documents docs({40, 30});
-    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::projections, Recompute::layer}) {
+    for (const Recompute recompute :
+         {Recompute::none, Recompute::selective, Recompute::projections, Recompute::layer}) {
       tiny::train(m, docs, {}, recompute, 1.0);
       for (size_t i = 1; i < m.plan.size(); ++i) {
         const LayerWeights& layer = m.weights.layers[i];

@@ -143,7 +143,8 @@ TEST(PlanReport, ActivationsAreThoseOfAStep) {
   for (const ModelConfig& c : cases) {
     tiny::Machine m(c);
     const tiny::Documents docs({64});
-    for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::projections, Recompute::layer}) {
+    for (const Recompute r :
+         {Recompute::none, Recompute::selective, Recompute::projections, Recompute::layer}) {
       tiny::train(m, docs, {}, r);
       const int64_t bytes = activation_bytes(c, m.plan, 64, DType::f64, r);
       const auto got = static_cast<int64_t>(m.model->activation_bytes());
