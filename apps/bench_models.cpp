@@ -166,6 +166,7 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   Weights weights(config, plan, WeightOptions{.compute = settings.compute, .format = settings.weights},
                   rt.memory);
   weights.init_random(config, plan, 1, &rt.pool);
+  weights.pack(rt);
   Model model(config, weights);
   SessionOptions options;
   options.chunk = settings.chunk;

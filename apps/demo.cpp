@@ -188,6 +188,7 @@ class Demo {
     const LayerPlan plan = build_layer_plan(saved.model);
     Weights weights(saved.model, plan, {machine_.compute(), false});
     load_master_weights(stage_.path() / "model", weights);
+    weights.pack(machine_.runtime());
     Model model(saved.model, weights);
     const Tokenizer tokenizer = Tokenizer::load(stage_.path() / "model");
     for (const std::string& prompt : flags_.prompts) {

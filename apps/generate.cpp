@@ -156,6 +156,7 @@ void run(const Flags& f) {
       load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
                       machine.runtime().memory, warnings_only(machine.runtime().log));
   if (!f.tokens) m.text();
+  m.loaded.weights->pack(machine.runtime());
   Session session(machine.runtime(), m.model(), f.session);
   struct sigaction action {};
   action.sa_handler = on_interrupt;

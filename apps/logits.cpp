@@ -202,6 +202,7 @@ void run(const Flags& flags) {
   load.memory = &rt.memory;
   load.log = rt.log;
   LoadedModel loaded = load_model_dir(flags.model, load);
+  loaded.weights->pack(rt);
   const ModelConfig& config = loaded.config;
   const LayerPlan& plan = loaded.model->plan();
   const std::vector<int32_t> ids = read_tokens(flags.tokens, config.vocab_size);

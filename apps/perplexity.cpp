@@ -79,6 +79,7 @@ void run(const Flags& f) {
   TextModel m =
       load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
                       rt.memory, warnings_only(rt.log));
+  m.loaded.weights->pack(rt);
   PerplexityOptions o = fill_in(f.options, m.config().max_position_embeddings);
   if (!f.tokens) {
     m.text();

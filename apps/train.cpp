@@ -48,6 +48,7 @@ void run_rank(const TrainRequest& base, const RankContext& rank) {
   };
   Runtime rt{
       m.pool, m.scratch, m.ops, m.memory, rank.is_root() ? Log(say) : Log(), comm ? *comm : self_comm()};
+  rt.batch_invariant = false;
   if (rt.comm.size() > 1)
     log(rt.log, LogLevel::info, fmt::format("{} ranks over {}", rt.comm.size(), rt.comm.name()));
   TrainRequest request = base;

@@ -79,6 +79,7 @@ int hysparse_model_load(const char* dir, const hysparse_model_options* options, 
         path,
         {.compute = model->machine.compute(), .format = weight_format_of(o.weights ? o.weights : "dtype")},
         model->machine.runtime().memory, log_to(o.log, o.log_user));
+    model->text.loaded.weights->pack(model->machine.runtime());
     *out = static_cast<hysparse_model*>(add_handle(HandleKind::model, std::move(model), AfterFork::dead));
     return HYSPARSE_OK;
   });

@@ -235,6 +235,7 @@ DType check_args(const LinearBackward& a) {
   const DType acc = accumulation_dtype(t);
   want(op, "x", a.x, t, {kAny, kAny});
   want(op, "weight", a.weight.value, t, {kAny, a.x.dim(1)});
+  HYSPARSE_CHECK(!a.weight.panels, "{}: {} was packed for inference", op, a.weight.name);
   const int64_t out = a.weight.value.dim(0);
   maybe_gradient(op, a.weight.grad, t, {out, a.x.dim(1)});
   if (a.bias) maybe(op, "bias.grad", a.bias->grad, acc, {out});
@@ -578,6 +579,7 @@ DType check_args(const GroupedLinearBackward& a) {
   const DType t = compute(op, "x", a.x);
   check_group(op, t, a.x, a.dy, a.tables, a.weights);
   HYSPARSE_CHECK(!a.weights[0].scales, "{}: int8 weights have no backward pass", op);
+  for (const Weight& w : a.weights) HYSPARSE_CHECK(!w.panels, "{}: {} was packed for inference", op, w.name);
   for (const Weight& w : a.weights)
     maybe(op, "grad", w.grad, accumulation_dtype(t), {w.value.dim(0), w.value.dim(1)});
   if (a.dx) want_like(op, "dx", a.dx, a.x);

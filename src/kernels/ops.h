@@ -52,6 +52,9 @@ struct Runtime {
   Memory& memory;  // where this backend's tensors live
   Log log{};
   Comm& comm = self_comm();  // the processes that train together
+  // What is computed for a token (on the CPU) is the same to the bit whatever else is in the call: the other
+  // sequences, how a prompt is cut in chunks. Free on CPUs without AMX; training does without.
+  bool batch_invariant = true;
 };
 
 // ---- embedding, norms, linear, elementwise
@@ -405,6 +408,11 @@ class Ops {
   virtual Memory& memory() const { return host_memory(); }
   // What the default composites keep of scores or logits at a time.
   virtual int64_t chunk_bytes() const { return int64_t(64) << 20; }
+
+  // Brings a matrix that will only be read from now on into the order that products read fastest, in place;
+  // results do not change by a bit. Leaves it alone where there is no such order. A weight with a gradient is
+  // refused.
+  virtual void pack(Runtime&, Weight&) const {}
 
   virtual void embedding(Runtime&, const EmbeddingForward&) const = 0;
   virtual void embedding_backward(Runtime&, const EmbeddingBackward&) const = 0;

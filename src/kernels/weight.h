@@ -25,9 +25,11 @@ struct Weight {
   int64_t master_begin = 0;
   TensorView grad;       // accumulated, f32 (f64 under ref), same shape; empty outside training
   bool decay = true;     // weight decay applies (not on norms, biases, sinks)
-  uint64_t version = 0;  // bumped whenever `value` changes; a packed copy of another version is stale
-  mutable std::shared_ptr<void> packed;  // backend-owned
-  mutable uint64_t packed_version = ~0ull;
+  uint64_t version = 0;  // bumped whenever `value` changes
+  // value and scales lie in the order that the backend's products read (Ops::pack): linear(),
+  // grouped_linear() and embedding() read it, nothing else does.
+  bool panels = false;
+  std::shared_ptr<const void> packed;  // backend-owned, beside it
 
   explicit operator bool() const { return bool(value); }
   size_t bytes() const { return value.bytes() + scales.bytes(); }  // that reading the whole value moves

@@ -164,6 +164,7 @@ void load_weights(const fs::path& dir, const ModelConfig& config, Weights& weigh
   check_tensors(dir, config, weight_specs(config, build_layer_plan(config)), files, sink);
   bool separate_masters = false;
   for (Weight* w : weights.all()) {
+    HYSPARSE_CHECK(!w->panels, "{}: packed already", w->name);
     const bool master = w->master && w->master.data != w->value.data;
     separate_masters |= master;
     if (w->scales) {
@@ -197,6 +198,7 @@ void save_model_dir(const fs::path& dir, const ModelConfig& config, Weights& wei
   std::vector<NamedTensor> tensors;
   for (Weight* w : weights.all()) {
     HYSPARSE_CHECK(!w->scales, "{}: int8 weights are not saved", w->name);
+    HYSPARSE_CHECK(!w->panels, "{}: weights packed for inference are not saved", w->name);
     TensorView from = w->master ? w->master : w->value;
     if (weights.memory().device() != DeviceKind::cpu) {
       copies.push_back(host_tensor(from.dtype, {from.shape.begin(), from.shape.begin() + from.rank}));

@@ -333,6 +333,7 @@ void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint
   for (const WeightSpec& spec : specs) {
     Weight* w = find(spec.name);
     HYSPARSE_CHECK(w, "init_random: no tensor {}: another config", spec.name);
+    HYSPARSE_CHECK(!w->panels, "{}: packed already", w->name);
     const int64_t row = spec.shape.back(), piece = std::max<int64_t>(1, kPiece / row) * row;  // whole rows
     for (int64_t begin = 0; begin < w->value.numel(); begin += piece)
       pieces.push_back({w, &spec, begin, std::min(begin + piece, w->value.numel())});
@@ -380,6 +381,11 @@ void Weights::set_quantised(Weight& weight, int64_t first, int64_t rows, const f
                      weight.scales.rows(first, first + rows).as<float>()))
     throw input_error(weight.name, "holds a value that is not finite, which int8 cannot keep",
                       "hysparse inspect counts such values");
+}
+
+void Weights::pack(Runtime& rt) {
+  for (Weight* w : all_)
+    if (w->value.rank == 2 && !w->grad) rt.ops.pack(rt, *w);
 }
 
 void Weights::zero_grad() {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "kernels/ops.h"
 #include "kernels/weight.h"
 #include "model/plan.h"
 
@@ -85,6 +86,11 @@ class Weights {
   Weight lm_head_own;  // empty when tied
   std::vector<LayerWeights> layers;
   Weight& lm_head() { return lm_head_own ? lm_head_own : embed_tokens; }
+
+  // For weights that will only be read from now on: matrices into the order that the backend's products read
+  // fastest, in place (Ops::pack). Nothing changes but the speed. They can no longer be saved, loaded or
+  // trained; matrices with gradients are left alone.
+  void pack(Runtime& rt);
 
   // Every present weight once, in checkpoint order.
   std::vector<Weight*>& all() { return all_; }

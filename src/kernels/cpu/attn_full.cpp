@@ -15,13 +15,15 @@ namespace {
 
 constexpr int64_t kQueryRows = 96;                   // rows (tokens x heads of a KV head) of a query tile
 constexpr int64_t kMaximaFloats = int64_t(2) << 20;  // raw block maxima that a tile may hold
-// Keys of a chunk where few queries meet a long past: as many as make kSplitItems, within these bounds.
-constexpr int64_t kSplitLeast = 256, kSplitMost = 2048, kSplitItems = 8;
+// A row meets its keys in chunks of so many (and whole blocks), from the first key on: each chunk has a
+// softmax of its own, and they are joined in order. Where a sequence has few queries the chunks are items of
+// their own.
+constexpr int64_t kChunkKeys = 256;
 
-// Where a sequence is cut. Depends on its own lengths alone.
+// How a sequence is taken. Depends on its own lengths alone.
 struct Plan {
   int64_t tokens = 0;  // of a query tile
-  int64_t chunk = 0;   // keys of a chunk; 0: not split
+  bool split = false;  // a chunk of keys is an item of its own
   int64_t chunks = 1;
   int64_t first_part = 0;  // of this sequence in the list of partial results
 };
@@ -39,6 +41,7 @@ struct Part {
 
 struct Worker {
   Tile tile;
+  float *o = nullptr, *row_max = nullptr, *row_sum = nullptr;  // of the chunks so far, as in `tile`
   float* maxima = nullptr;
   float* log2_sum = nullptr;
   float* scores = nullptr;
@@ -56,13 +59,16 @@ class FullAttention {
     block_ = a.score_block;
     oracle_ = a.block_scores || (select && !select->random);
     rank_ = oracle_ || select;
+    const int64_t unit = rank_ ? block_ : 1;
+    chunk_ = (kChunkKeys + unit - 1) / unit * unit;
   }
 
   void run() {
     ArenaScope scope(rt_.scratch);
     plan();
-    for_items(rt_, static_cast<int64_t>(items_.size()), work_,
-              [this](int64_t i, int worker) { attend(items_[size_t(i)], workers_[size_t(worker)]); });
+    const auto run = [this](int64_t i, int worker) { attend(items_[size_t(i)], workers_[size_t(worker)]); };
+    // Chunks of one sequence and head stand side by side.
+    for_items(rt_, static_cast<int64_t>(items_.size()), work_, run, !merges_.empty());
     if (!merges_.empty())
       for_items(rt_, static_cast<int64_t>(merges_.size()), merge_work_,
                 [this](int64_t i, int worker) { merge(merges_[size_t(i)], workers_[size_t(worker)]); });
@@ -72,7 +78,7 @@ class FullAttention {
   void plan() {
     const RaggedBatch& b = a_.batch;
     std::vector<int64_t> order;
-    int64_t rows = 0, maxima = 0, blocks = 0, parts = 0;
+    int64_t rows = 0, maxima = 0, blocks = 0, parts = 0, most_chunks = 0;
     for (int64_t s = 0; s < b.sequences(); ++s) {
       Plan p;
       if (b.q_len(s) == 0) {  // nothing to do, and possibly no key to plan by
@@ -83,12 +89,10 @@ class FullAttention {
       const int64_t ld = maxima_ld(b.kv_len(s));
       if (oracle_) p.tokens = std::clamp<int64_t>(kMaximaFloats / (shape_.r * ld), 1, p.tokens);
       p.tokens = std::min(p.tokens, b.q_len(s));
-      const int64_t unit = oracle_ ? block_ : 1;
-      const int64_t wanted = std::clamp(b.kv_len(s) * shape_.hkv / kSplitItems, kSplitLeast, kSplitMost);
-      const int64_t chunk = (wanted + unit - 1) / unit * unit;
-      if (b.q_len(s) <= p.tokens && b.kv_len(s) >= 2 * chunk) {
-        p.chunk = chunk;
-        p.chunks = (b.kv_len(s) + p.chunk - 1) / p.chunk;
+      p.chunks = (b.kv_len(s) + chunk_ - 1) / chunk_;
+      most_chunks = std::max(most_chunks, p.chunks);
+      if (b.q_len(s) <= p.tokens && p.chunks > 1) {
+        p.split = true;
         p.first_part = parts;
         parts += p.chunks * shape_.hkv;
       }
@@ -100,6 +104,11 @@ class FullAttention {
     }
     workers_ = per_worker<Worker>(rt_, [&](Worker& w, Slab& slab) {
       w.tile.layout(slab, shape_, rows);
+      if (most_chunks > 1) {
+        w.o = slab.take<float>(rows * shape_.dvp);
+        w.row_max = slab.take<float>(rows);
+        w.row_sum = slab.take<float>(rows);
+      }
       w.log2_sum = slab.take<float>(rows);
       if (oracle_) w.maxima = slab.take<float>(maxima);
       if (rank_) w.scores = slab.take<float>(blocks);
@@ -113,7 +122,7 @@ class FullAttention {
       const Plan& p = plans_[size_t(s)];
       const int64_t tiles = (b.q_len(s) + p.tokens - 1) / p.tokens;
       for (int64_t g = 0; g < shape_.hkv; ++g) {
-        if (p.chunk > 0) {
+        if (p.split) {
           for (int64_t c = 0; c < p.chunks; ++c) items_.push_back({s, g, 0, b.q_len(s), c});
           merges_.push_back({s, g, 0, b.q_len(s), -1});
         } else {
@@ -151,8 +160,8 @@ class FullAttention {
     const int64_t tokens = item.end - item.begin, past = b.past_len[size_t(item.s)];
     const int rows = static_cast<int>(tokens) * shape_.r;
     const bool split = item.chunk >= 0;
-    const int64_t keys_begin = split ? item.chunk * p.chunk : 0;
-    const int64_t keys_end = split ? std::min(past + item.end, keys_begin + p.chunk) : past + item.end;
+    const int64_t keys_begin = split ? item.chunk * chunk_ : 0;
+    const int64_t keys_end = split ? std::min(past + item.end, keys_begin + chunk_) : past + item.end;
 
     BlockMaxima blocks;
     if (oracle_) {
@@ -161,18 +170,19 @@ class FullAttention {
       blocks.raw = split ? part_maxima_[size_t(item.s * shape_.hkv + item.g)] : w.maxima;
       // A chunk owns its columns; the last one also owns the padding.
       const int64_t from = keys_begin / block_;
-      const int64_t to = split && item.chunk + 1 < p.chunks ? (keys_begin + p.chunk) / block_ : blocks.ld;
+      const int64_t to = split && item.chunk + 1 < p.chunks ? (keys_begin + chunk_) / block_ : blocks.ld;
       for (int i = 0; i < rows; ++i)
         std::fill(blocks.raw + i * blocks.ld + from, blocks.raw + i * blocks.ld + to, kNone);
     }
 
     ops_.load_queries(w.tile, a_.q, a_.scale, b.cu_q[size_t(item.s)] + item.begin, tokens, item.g);
-    for (int64_t key = keys_begin; key < keys_end; key += kKeyTile) {
-      const int n = static_cast<int>(std::min<int64_t>(kKeyTile, keys_end - key));
-      ops_.set_keys(w.tile, item.s, key, n, item.g);
-      if (const int64_t next = key + n; next < keys_end)
-        ops_.expect_keys(w.tile, item.s, next, static_cast<int>(std::min<int64_t>(kKeyTile, keys_end - next)),
-                         item.g);
+    for (int64_t key = keys_begin, n; key < keys_end; key += n) {
+      if (key > keys_begin && key % chunk_ == 0) join(w, rows, key == chunk_);
+      n = std::min({int64_t(kKeyTile), keys_end - key, chunk_ - key % chunk_});
+      ops_.set_keys(w.tile, item.s, key, static_cast<int>(n), item.g);
+      // Behind a chunk that is an item of its own the worker usually goes on to the next.
+      if (const int64_t next = key + n, left = past + item.end - next; left > 0)
+        ops_.expect_keys(w.tile, item.s, next, static_cast<int>(std::min<int64_t>(kKeyTile, left)), item.g);
       // The first token stands at past + begin: does it see the whole tile?
       const int64_t first_seen = past + item.begin + 1 - key;
       if (first_seen >= n) {
@@ -187,33 +197,45 @@ class FullAttention {
       }
       ops_.attend(w.tile, first, rows - first, nullptr, true, key, blocks);
     }
-    if (!split) return finish(item, w, blocks);
+    if (!split) {
+      if (keys_end > chunk_) {
+        join(w, rows, false);
+        std::copy_n(w.o, int64_t(rows) * shape_.dvp, w.tile.o);
+        std::copy_n(w.row_max, rows, w.tile.row_max);
+        std::copy_n(w.row_sum, rows, w.tile.row_sum);
+      }
+      return finish(item, w, blocks);
+    }
     const Part& part = parts_[size_t(p.first_part + item.g * p.chunks + item.chunk)];
     std::copy_n(w.tile.o, int64_t(rows) * shape_.dvp, part.o);
     std::copy_n(w.tile.row_max, rows, part.row_max);
     std::copy_n(w.tile.row_sum, rows, part.row_sum);
   }
 
+  // The chunk that the tile has met joins those before it, and the tile begins anew.
+  void join(Worker& w, int rows, bool first) {
+    if (first) {
+      std::copy_n(w.tile.o, int64_t(rows) * shape_.dvp, w.o);
+      std::copy_n(w.tile.row_max, rows, w.row_max);
+      std::copy_n(w.tile.row_sum, rows, w.row_sum);
+    } else {
+      ops_.kernels_of_level().merge(rows, shape_.dvp, w.tile.row_max, w.tile.row_sum, w.tile.o, w.row_max,
+                                    w.row_sum, w.o);
+    }
+    ops_.restart(w.tile, rows);
+  }
+
   // Joins the chunks of a split sequence, in order.
   void merge(const Item& item, Worker& w) {
     const Plan& p = plans_[size_t(item.s)];
     const int rows = static_cast<int>(item.end) * shape_.r;
-    for (int i = 0; i < rows; ++i) {
-      const Part* parts = &parts_[size_t(p.first_part + item.g * p.chunks)];
-      float top = kNone, sum = 0;
-      for (int64_t c = 0; c < p.chunks; ++c) top = std::max(top, parts[c].row_max[i]);
-      float* o = w.tile.o + int64_t(i) * shape_.dvp;
-      std::fill_n(o, shape_.dvp, 0.0f);
-      for (int64_t c = 0; c < p.chunks; ++c) {
-        if (parts[c].row_max[i] == kNone && !std::isnan(parts[c].row_sum[i])) continue;  // saw nothing
-        const float keep = std::exp2(parts[c].row_max[i] - top);
-        sum += keep * parts[c].row_sum[i];
-        const float* from = parts[c].o + int64_t(i) * shape_.dvp;
-        for (int j = 0; j < shape_.dvp; ++j) o[j] += keep * from[j];
-      }
-      w.tile.row_max[i] = top;
-      w.tile.row_sum[i] = sum;
-    }
+    const Part* parts = &parts_[size_t(p.first_part + item.g * p.chunks)];
+    std::copy_n(parts[0].o, int64_t(rows) * shape_.dvp, w.tile.o);
+    std::copy_n(parts[0].row_max, rows, w.tile.row_max);
+    std::copy_n(parts[0].row_sum, rows, w.tile.row_sum);
+    for (int64_t c = 1; c < p.chunks; ++c)
+      ops_.kernels_of_level().merge(rows, shape_.dvp, parts[c].row_max, parts[c].row_sum, parts[c].o,
+                                    w.tile.row_max, w.tile.row_sum, w.tile.o);
     BlockMaxima blocks;
     if (oracle_)
       blocks = {part_maxima_[size_t(item.s * shape_.hkv + item.g)], maxima_ld(a_.batch.kv_len(item.s)),
@@ -253,7 +275,7 @@ class FullAttention {
   const AttentionSelect* select_;
   Shape shape_;
   TileOps ops_;
-  int64_t block_ = 1;
+  int64_t block_ = 1, chunk_ = kChunkKeys;
   bool oracle_ = false;  // block scores are needed
   bool rank_ = false;    // so is a row of scores
   int64_t work_ = 0, merge_work_ = 0;

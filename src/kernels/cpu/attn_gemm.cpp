@@ -22,6 +22,12 @@ constexpr int kVectors = 4;
 #else
 constexpr int kVectors = 2;
 #endif
+// Few rows take more vectors at a time, to hide the latency of their sums.
+template <int M>
+constexpr int kWide = kVectors == 4 ? 4
+                      : M == 1      ? 8
+                      : M <= 3      ? 4
+                                    : 2;
 
 // Walks the lines of the rows that are to be fetched ahead; when there are none, stays on one harmless line.
 class Fetcher {
@@ -104,6 +110,15 @@ HWY_INLINE void Group(int n, int depth, const float* const* a, ptrdiff_t a_step,
   float* out[M];
   HYSPARSE_UNROLL
   for (int i = 0; i < M; ++i) out[i] = c[i];
+  if constexpr (kWide < M >> kVectors) {
+    constexpr auto wide = kWide<M> * kLanes;
+    for (; n >= wide; n -= wide) {
+      Block<M, kWide<M> >(depth, a, a_step, b, ldb, out, accumulate, fetch);
+      b += wide;
+      HYSPARSE_UNROLL
+      for (int i = 0; i < M; ++i) out[i] += wide;
+    }
+  }
   const auto advance = kVectors * kLanes;
   for (; n >= advance; n -= advance) {
     Block<M, kVectors>(depth, a, a_step, b, ldb, out, accumulate, fetch);

@@ -76,19 +76,17 @@ struct Kernels {
   void (*gemm)(int m, int n, int depth, TileRows a, ptrdiff_t a_step, const float* b, ptrdiff_t ldb,
                TileRows c, bool accumulate, Ahead* ahead);
 
-  // For few rows, straight from the rows of T. Widths are multiples of direct_unit.
-  // c row i, column j = a.row(i) . rows[j] for j < n; up to three columns past n are overwritten too.
-  void (*dot_direct)(int m, int n, int width, TileRows a, const void* const* rows, bool bf16, TileRows c,
-                     Ahead* ahead);
-  // c row i += sum over j < n of p.row(i)[j] * rows[j].
+  // For few rows, straight from the rows of T: c row i += sum over j < n of p.row(i)[j] * rows[j], in the
+  // order of gemm. The width is a multiple of direct_unit.
   void (*add_direct)(int m, int n, int width, TileRows p, const void* const* rows, bool bf16, TileRows c);
   int direct_unit;
 
   // dst [n, ld] f32 = factor * rows; columns from width to ld are zeroed.
   void (*load_rows)(const void* const* rows, bool bf16, int n, int width, float factor, float* dst,
                     ptrdiff_t ld);
-  // dst [width, ld] f32: column j is row j; columns from n to padded(n) are zeroed.
-  void (*load_transposed)(const void* const* rows, bool bf16, int n, int width, float* dst, ptrdiff_t ld);
+  // dst [width, ld] f32: column j is row j; columns from n to padded(n) are zeroed. ahead: may be null.
+  void (*load_transposed)(const void* const* rows, bool bf16, int n, int width, float* dst, ptrdiff_t ld,
+                          Ahead* ahead);
   // rows[i][0..width) = factor[i] * src row i, rounded to T.
   void (*store_rows)(const float* src, ptrdiff_t ld, const float* factor, int n, int width, bool bf16,
                      void* const* rows);
@@ -98,6 +96,11 @@ struct Kernels {
   void (*dot_rows)(const void* const* a, const void* const* b, bool bf16, int n, int width, float* out);
 
   void (*softmax)(const SoftmaxTile&);
+  // Adds the softmax state of later keys to that of earlier ones: sums and outputs [rows, width] of
+  // exp2(score
+  // - maximum). A maximum of -inf is a row that saw nothing.
+  void (*merge)(int rows, int width, const float* row_max, const float* row_sum, const float* o,
+                float* to_max, float* to_sum, float* to_o);
   void (*softmax_grad)(const SoftmaxGradTile&);
   // out[j] = ln 2 * max over r < heads of ((raw[r * ld + j] - maximum[r]) - log2_sum[r]); n padded.
   void (*group_scores)(const float* raw, ptrdiff_t ld, const float* maximum, const float* log2_sum, int heads,

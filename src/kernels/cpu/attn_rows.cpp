@@ -68,13 +68,101 @@ HWY_INLINE void Transpose4(const T* r0, const T* r1, const T* r2, const T* r3, i
     out[3] = ToFloat(r3[j]);
   }
 }
+#if HWY_TARGET != HWY_SCALAR
+using D8 = hn::CappedTag<float, 8>;
+
+// Eight rows of eight words become eight columns.
+template <class DU>
+HWY_INLINE void Transpose8(DU du, hn::Vec<DU> (&x)[8]) {
+  const hn::Repartition<uint64_t, DU> d64;
+  using V64 = hn::Vec<decltype(d64)>;
+  // Within blocks of four lanes: pairs of words, then pairs of those; then the blocks change places.
+  V64 a[8], b[8];
+  HYSPARSE_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = hn::BitCast(d64, hn::InterleaveLower(du, x[i], x[i + 1]));
+    a[i + 1] = hn::BitCast(d64, hn::InterleaveUpper(du, x[i], x[i + 1]));
+  }
+  HYSPARSE_UNROLL
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = hn::InterleaveLower(d64, a[i], a[i + 2]);
+    b[i + 1] = hn::InterleaveUpper(d64, a[i], a[i + 2]);
+    b[i + 2] = hn::InterleaveLower(d64, a[i + 1], a[i + 3]);
+    b[i + 3] = hn::InterleaveUpper(d64, a[i + 1], a[i + 3]);
+  }
+  HYSPARSE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    x[i] = hn::BitCast(du, hn::ConcatLowerLower(d64, b[i + 4], b[i]));
+    x[i + 4] = hn::BitCast(du, hn::ConcatUpperUpper(d64, b[i + 4], b[i]));
+  }
+}
+
+// The first dims of eight rows, as many as make whole squares; returns how many.
+HWY_INLINE int TransposeSquares(const void* const* rows, const float*, int width, float* dst, ptrdiff_t ld) {
+  const D8 d;
+  const hn::RebindToUnsigned<D8> du;
+  int j = 0;
+  for (; j + 8 <= width; j += 8) {
+    hn::Vec<decltype(du)> x[8];
+    HYSPARSE_UNROLL
+    for (int i = 0; i < 8; ++i) x[i] = hn::BitCast(du, hn::LoadU(d, static_cast<const float*>(rows[i]) + j));
+    Transpose8(du, x);
+    HYSPARSE_UNROLL
+    for (int i = 0; i < 8; ++i) hn::StoreU(hn::BitCast(d, x[i]), d, dst + (j + i) * ld);
+  }
+  return j;
+}
+HWY_INLINE int TransposeSquares(const void* const* rows, const bf16*, int width, float* dst, ptrdiff_t ld) {
+  const D8 d;
+  const hn::RebindToUnsigned<D8> du;
+  const hn::Repartition<uint16_t, D8> d16;
+  int j = 0;
+  for (; j + 16 <= width; j += 16) {
+    hn::Vec<decltype(du)> x[8];  // words of two neighbours
+    HYSPARSE_UNROLL
+    for (int i = 0; i < 8; ++i)
+      x[i] = hn::BitCast(du, hn::LoadU(d16, &(static_cast<const bf16*>(rows[i]) + j)->bits));
+    Transpose8(du, x);
+    HYSPARSE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      float* out = dst + (j + 2 * i) * ld;
+      hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(x[i])), d, out);
+      hn::StoreU(hn::BitCast(d, hn::And(x[i], hn::Set(du, 0xffff0000u))), d, out + ld);
+    }
+  }
+  return j;
+}
+#endif
+
 template <class T>
 HWY_INLINE void LoadTransposedT(const void* const* rows, int n, int width, float* HWY_RESTRICT dst,
-                                ptrdiff_t ld) {
+                                ptrdiff_t ld, Ahead* ahead) {
   int i = 0;
-  for (; i + 4 <= n; i += 4)
-    Transpose4(static_cast<const T*>(rows[i]), static_cast<const T*>(rows[i + 1]),
-               static_cast<const T*>(rows[i + 2]), static_cast<const T*>(rows[i + 3]), width, dst + i, ld);
+  const auto fetch = [&](int count) HWY_ATTR {
+    if (ahead)
+      for (int x = 0; x < count && ahead->row < ahead->end; ++x, ++ahead->row)
+        for (int line = 0; line < ahead->lines; ++line)
+          __builtin_prefetch(static_cast<const char*>(*ahead->row) + 64 * line, 0, 2);
+  };
+  const auto four = [&](int from, int begin) HWY_ATTR {
+    const T* r[4];
+    for (int x = 0; x < 4; ++x) r[x] = static_cast<const T*>(rows[from + x]) + begin;
+    Transpose4(r[0], r[1], r[2], r[3], width - begin, dst + begin * ld + from, ld);
+  };
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kLanes >= 8)
+    for (; i + 8 <= n; i += 8) {
+      fetch(16);  // as many keys, and values
+      const int done = TransposeSquares(rows + i, static_cast<const T*>(nullptr), width, dst + i, ld);
+      if (done == width) continue;
+      four(i, done);
+      four(i + 4, done);
+    }
+#endif
+  for (; i + 4 <= n; i += 4) {
+    fetch(8);
+    four(i, 0);
+  }
   for (; i < n; ++i) {
     const T* r = static_cast<const T*>(rows[i]);
     for (int j = 0; j < width; ++j) dst[j * ld + i] = ToFloat(r[j]);
@@ -84,11 +172,12 @@ HWY_INLINE void LoadTransposedT(const void* const* rows, int n, int width, float
     for (int j = 0; j < width; ++j)
       for (int c = n; c < end; ++c) dst[j * ld + c] = 0;
 }
-void LoadTransposed(const void* const* rows, bool is_bf16, int n, int width, float* dst, ptrdiff_t ld) {
+void LoadTransposed(const void* const* rows, bool is_bf16, int n, int width, float* dst, ptrdiff_t ld,
+                    Ahead* ahead) {
   if (is_bf16)
-    LoadTransposedT<bf16>(rows, n, width, dst, ld);
+    LoadTransposedT<bf16>(rows, n, width, dst, ld, ahead);
   else
-    LoadTransposedT<float>(rows, n, width, dst, ld);
+    LoadTransposedT<float>(rows, n, width, dst, ld, ahead);
 }
 
 template <class T>
@@ -232,6 +321,27 @@ void Softmax(const SoftmaxTile& t) {
   }
 }
 
+void Merge(int rows, int width, const float* row_max, const float* row_sum, const float* o, float* to_max,
+           float* to_sum, float* to_o) {
+  const D d;
+  for (int i = 0; i < rows; ++i, o += width, to_o += width) {
+    if (row_max[i] == kNegInf && row_sum[i] == 0) continue;
+    if (to_max[i] == kNegInf && to_sum[i] == 0) {
+      to_max[i] = row_max[i];
+      to_sum[i] = row_sum[i];
+      for (int j = 0; j < width; j += kLanes) hn::StoreU(hn::LoadU(d, o + j), d, to_o + j);
+      continue;
+    }
+    // Both -inf (scores that are): any finite shift gives the zeros that are due.
+    const float top = HWY_MAX(row_max[i], to_max[i]), shift = top > kNegInf ? top : 0.0f;
+    const V keep = Exp2(d, hn::Set(d, to_max[i] - shift)), add = Exp2(d, hn::Set(d, row_max[i] - shift));
+    to_max[i] = top;
+    to_sum[i] = hn::GetLane(hn::MulAdd(hn::Set(d, row_sum[i]), add, hn::Mul(hn::Set(d, to_sum[i]), keep)));
+    for (int j = 0; j < width; j += kLanes)
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, o + j), add, hn::Mul(hn::LoadU(d, to_o + j), keep)), d, to_o + j);
+  }
+}
+
 void SoftmaxGrad(const SoftmaxGradTile& t) {
   const D d;
   const int columns = static_cast<int>(padded(t.keys));
@@ -279,6 +389,7 @@ void FillRows(Kernels& k) {
   k.add_rows = &AddRows;
   k.dot_rows = &DotRows;
   k.softmax = &Softmax;
+  k.merge = &Merge;
   k.softmax_grad = &SoftmaxGrad;
   k.group_scores = &GroupScores;
 }

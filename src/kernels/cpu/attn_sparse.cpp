@@ -97,9 +97,6 @@ void SparseForward::by_block(const TokenTile& tile, Worker& w) const {
   const int r = shape_.r;
   ops_.load_queries(w.tile, a_.q, a_.scale, row, count, tile.g);
   w.lists.build(a_.selection, row, count, tile.g, position);
-  int64_t visits = 0;
-  for (int64_t b = 0; b < w.lists.blocks; ++b) visits += w.lists.begin[b] != w.lists.begin[b + 1];
-  ops_.choose_path(w.tile, double(w.lists.begin[w.lists.blocks]) * r / double(std::max<int64_t>(1, visits)));
   for (int64_t j = w.lists.next(0), following; j < w.lists.blocks; j = following) {
     following = w.lists.next(j + 1);
     const int32_t* chosen_by = w.lists.tokens + w.lists.begin[j];
@@ -145,6 +142,8 @@ void SparseForward::by_token(const TokenTile& tile, Worker& w) const {
       loaded = 0;
     };
     for (int64_t e = 0; e < count; ++e) {
+      // Tiles begin where those of by_block() do.
+      if (loaded > 0 && block >= kSmallBlock) flush();
       const int64_t end = std::min((w.entries[e] + 1) * block, position + 1);
       for (int64_t key = w.entries[e] * block; key < end;) {
         const int n = static_cast<int>(std::min<int64_t>(kKeyTile - loaded, end - key));

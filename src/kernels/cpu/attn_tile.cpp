@@ -23,9 +23,11 @@ Shape shape_of(const char* op, DType t, const TensorView& q, const KvView& kv) {
   return s;
 }
 
-void for_items(Runtime& rt, int64_t items, int64_t work, const std::function<void(int64_t, int)>& fn) {
+void for_items(Runtime& rt, int64_t items, int64_t work, const std::function<void(int64_t, int)>& fn,
+               bool in_runs) {
   constexpr int64_t kWorthWaking = int64_t(1) << 17;  // some microseconds of one core
-  if (work >= kWorthWaking) return rt.pool.parallel_for(items, fn);
+  if (work >= kWorthWaking)
+    return in_runs ? rt.pool.parallel_runs(items, fn) : rt.pool.parallel_for(items, fn);
   rt.pool.parallel_for(1, [&](int64_t, int worker) {
     for (int64_t i = 0; i < items; ++i) fn(i, worker);
   });
@@ -87,39 +89,32 @@ void TileOps::load_queries(Tile& t, const TensorView& q, double scale, int64_t t
   for (int i = 0; i < rows; ++i) t.pointers[i] = address(q, token + i / r, g * r + i % r);
   kernels_.load_rows(t.pointers, shape_.bf16, rows, shape_.d, static_cast<float>(scale * kLog2e), t.q,
                      shape_.dp);
-  std::fill_n(t.o, int64_t(rows) * shape_.dvp, 0.0f);
-  std::fill_n(t.row_max, rows, kNone);
-  std::fill_n(t.row_sum, rows, 0.0f);
-  choose_path(t, rows);
+  restart(t, rows);
 }
 
-void TileOps::set_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const {
-  key_rows(kv_, batch_, s, p, n, g, t.k_rows, t.v_rows);
+void TileOps::restart(Tile& t, int64_t rows) const {
+  std::fill_n(t.o, rows * shape_.dvp, 0.0f);
+  std::fill_n(t.row_max, rows, kNone);
+  std::fill_n(t.row_sum, rows, 0.0f);
+}
+
+void TileOps::set_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g, int64_t oldest) const {
+  const int missing = static_cast<int>(std::max<int64_t>(0, oldest - p));
+  key_rows(kv_, batch_, s, p + missing, n - missing, g, t.k_rows + missing, t.v_rows + missing);
+  std::fill_n(t.k_rows, missing, t.k_rows[missing]);
+  std::fill_n(t.v_rows, missing, t.v_rows[missing]);
   set_key_rows(t, n);
 }
 
 void TileOps::set_key_rows(Tile& t, int n) const {
   t.loaded = n;
-  t.packed = false;
+  t.packed_k = t.packed_v = false;
   t.ahead = {};
 }
 
 void TileOps::expect_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const {
   key_rows(kv_, batch_, s, p, n, g, t.next_rows, t.next_rows + n);
   t.ahead = rows_ahead(shape_, t.next_rows, 2 * n);
-}
-
-void TileOps::choose_path(Tile& t, double rows_a_visit) const {
-  constexpr double kFew = 12;  // packing a tile of keys costs as much as some ten rows of products
-  t.direct =
-      rows_a_visit <= kFew && shape_.d % kernels_.direct_unit == 0 && shape_.dv % kernels_.direct_unit == 0;
-}
-
-void TileOps::pack(Tile& t) const {
-  if (t.packed) return;
-  kernels_.load_transposed(t.k_rows, shape_.bf16, t.loaded, shape_.d, t.kt, t.keys);
-  kernels_.load_rows(t.v_rows, shape_.bf16, t.loaded, shape_.dv, 1.0f, t.v, shape_.dvp);
-  t.packed = true;
 }
 
 void TileOps::attend(Tile& t, int first, int rows, const int32_t* index, bool masked, int64_t p,
@@ -135,13 +130,16 @@ void TileOps::attend_columns(Tile& t, int first, int rows, const int32_t* index,
   const TileRows q{t.q + int64_t(first) * shape_.dp, shape_.dp, index};
   const TileRows s{t.s, t.scores, nullptr};
   const TileRows o{t.o + int64_t(first) * shape_.dvp, shape_.dvp, index};
-  if (t.direct) {
-    kernels_.dot_direct(rows, seen, shape_.d, q, t.k_rows + column, shape_.bf16, s, &t.ahead);
-  } else {
-    pack(t);
-    kernels_.gemm(rows, static_cast<int>(padded(seen)), shape_.d, q, 1, t.kt + column, t.keys, s, false,
-                  &t.ahead);
-  }
+  // Few rows take the values where they lie: packing them costs as much as some ten rows of products. Their
+  // products are too few to fetch ahead by, so that is done while keys are packed.
+  constexpr int kFew = 12;
+  const bool few = rows <= kFew && shape_.dv % kernels_.direct_unit == 0;
+  if (!t.packed_k)
+    kernels_.load_transposed(t.k_rows, shape_.bf16, t.loaded, shape_.d, t.kt, t.keys,
+                             few ? &t.ahead : nullptr);
+  t.packed_k = true;
+  kernels_.gemm(rows, static_cast<int>(padded(seen)), shape_.d, q, 1, t.kt + column, t.keys, s, false,
+                &t.ahead);
 
   SoftmaxTile soft;
   soft.rows = rows;
@@ -164,11 +162,14 @@ void TileOps::attend_columns(Tile& t, int first, int rows, const int32_t* index,
     soft.piece_max = {blocks.raw + first * blocks.ld + p / blocks.block, blocks.ld, index};
   }
   kernels_.softmax(soft);
-  if (t.direct)
+  if (few && !t.packed_v) {
     kernels_.add_direct(rows, seen, shape_.dv, s, t.v_rows + column, shape_.bf16, o);
-  else
-    kernels_.gemm(rows, shape_.dvp, seen, s, 1, t.v + int64_t(column) * shape_.dvp, shape_.dvp, o, true,
-                  &t.ahead);
+    return;
+  }
+  if (!t.packed_v) kernels_.load_rows(t.v_rows, shape_.bf16, t.loaded, shape_.dv, 1.0f, t.v, shape_.dvp);
+  t.packed_v = true;
+  kernels_.gemm(rows, shape_.dvp, seen, s, 1, t.v + int64_t(column) * shape_.dvp, shape_.dvp, o, true,
+                &t.ahead);
 }
 
 void TileOps::finish(Tile& t, int64_t token, int64_t tokens, int64_t g, const TensorView& sinks,

@@ -67,8 +67,9 @@ std::vector<S> per_worker(Runtime& rt, const Layout& layout) {
 }
 
 // fn(item, worker) for all items; on the calling thread alone when `work` (multiply-adds in all) is less than
-// waking the others costs. Where an item runs never changes its result.
-void for_items(Runtime& rt, int64_t items, int64_t work, const std::function<void(int64_t, int)>& fn);
+// waking the others costs. Where an item runs never changes its result. in_runs: a worker takes neighbours.
+void for_items(Runtime& rt, int64_t items, int64_t work, const std::function<void(int64_t, int)>& fn,
+               bool in_runs = false);
 
 // Address of v[row, head].
 inline char* address(const TensorView& v, int64_t row, int64_t head) {
@@ -106,8 +107,8 @@ struct Tile {
   const void** next_rows = nullptr;  // [2 * kKeyTile] those that come next
   Ahead ahead;                       // where fetching them stands
   int loaded = 0;                    // keys at hand
-  bool packed = false;               // kt and v hold them
-  bool direct = false;               // use them where they lie: see choose_path
+  bool packed_k = false;             // kt holds them
+  bool packed_v = false;             // v does
 
   void layout(Slab& slab, const Shape& shape, int64_t rows);
   // For more keys at hand than rows attend to at a time: `rows_at_once` x `columns` scores.
@@ -130,15 +131,16 @@ class TileOps {
   const Shape& shape() const { return shape_; }
   const Kernels& kernels_of_level() const { return kernels_; }
 
-  // Queries of KV head g, tokens [token, token + tokens); nothing seen yet.
+  // Queries of KV head g, tokens [token, token + tokens); nothing seen yet. A row comes out the same to the
+  // bit whatever other rows it is taken with, as long as it meets its keys in the same tiles, each beginning
+  // at the same key (but for what lies before the first key that the row sees, in whole multiples of kPad).
   void load_queries(Tile& t, const TensorView& q, double scale, int64_t token, int64_t tokens,
                     int64_t g) const;
-  // How the tile meets its keys: packed first, or straight from memory where a tile of keys meets few rows.
-  // One way for all keys of a row, so that equal keys have scores equal to the bit. load_queries chooses for
-  // a tile whose rows all take part.
-  void choose_path(Tile& t, double rows_a_visit) const;
-  // Keys and values [p, p + n), n <= t.keys, of sequence s are at hand now.
-  void set_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const;
+  // Nothing seen: again.
+  void restart(Tile& t, int64_t rows) const;
+  // Keys and values [p, p + n), n <= t.keys, of sequence s are at hand now. Those before `oldest` need not
+  // exist: nobody sees them, and the oldest stands in for them.
+  void set_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g, int64_t oldest = 0) const;
   // The same for any rows: t.k_rows[0, n), t.v_rows[0, n).
   void set_key_rows(Tile& t, int n) const;
   // What set_keys will be called for next: fetched from memory while the keys at hand are used. Only a hint.
@@ -157,8 +159,6 @@ class TileOps {
               const TensorView& lse) const;
 
  private:
-  void pack(Tile& t) const;
-
   Shape shape_;
   Kernels kernels_;
   const KvView& kv_;

@@ -1,6 +1,7 @@
 // Sliding-window attention. For usual windows a tile of tokens has all keys of its band at hand, and a few
 // tokens at a time meet the part that they see in one step. Wide windows walk the band in tiles of keys, as
-// full attention does.
+// full attention does. Columns are cut at multiples of positions, so that a row's sums do not depend on the
+// tokens beside it.
 #include <algorithm>
 
 #include "kernels/checks.h"
@@ -18,7 +19,7 @@ WindowPlan::WindowPlan(const RaggedBatch& batch, const Shape& shape, int64_t win
     tokens = std::max(tokens, std::min(fit, n));
     work += n * std::min(batch.kv_len(s), window) * shape.hq * (shape.d + shape.dv);
   }
-  keys = band ? window + tokens : kKeyTile;
+  keys = band ? window + tokens + kPad : kKeyTile;
   rows_at_once = (band ? std::min(tokens, kStep) : tokens) * shape.r;
   columns = band ? window + kStep + kPad : kKeyTile;
 }
@@ -46,8 +47,9 @@ void WindowForward::run(int64_t item, int worker) {
 
 void WindowForward::in_band(const TokenTile& tile, int64_t position, Tile& w) const {
   const int64_t count = tile.end - tile.begin;
-  const int64_t base = std::max<int64_t>(0, position - a_.window + 1);  // key of column 0
-  ops_.set_keys(w, tile.s, base, static_cast<int>(position + count - base), tile.g);
+  const int64_t oldest = std::max<int64_t>(0, position - a_.window + 1);
+  const int64_t base = oldest / kPad * kPad;  // key of column 0
+  ops_.set_keys(w, tile.s, base, static_cast<int>(position + count - base), tile.g, oldest);
   for (int64_t from = 0; from < count; from += WindowPlan::kStep) {
     const WindowStep step(position, from, std::min(count, from + WindowPlan::kStep), base, a_.window);
     step.bounds(shape_.r, w.lo, w.hi);
@@ -59,10 +61,10 @@ void WindowForward::in_band(const TokenTile& tile, int64_t position, Tile& w) co
 void WindowForward::in_key_tiles(const TokenTile& tile, int64_t position, Tile& w) const {
   const int64_t count = tile.end - tile.begin;
   const int r = shape_.r;
-  for (int64_t key = std::max<int64_t>(0, position - a_.window + 1); key < position + count;
-       key += kKeyTile) {
+  const int64_t oldest = std::max<int64_t>(0, position - a_.window + 1);
+  for (int64_t key = oldest / kKeyTile * kKeyTile; key < position + count; key += kKeyTile) {
     const int n = static_cast<int>(std::min<int64_t>(kKeyTile, position + count - key));
-    ops_.set_keys(w, tile.s, key, n, tile.g);
+    ops_.set_keys(w, tile.s, key, n, tile.g, oldest);
     if (const int64_t next = key + n; next < position + count)
       ops_.expect_keys(w, tile.s, next,
                        static_cast<int>(std::min<int64_t>(kKeyTile, position + count - next)), tile.g);

@@ -10,6 +10,8 @@ class CpuOps final : public Ops {
  public:
   std::string name() const override { return "cpu/" + cpu_dispatch_level(); }
 
+  void pack(Runtime& rt, Weight& weight) const override { cpu_pack(rt, weight); }
+
   void embedding(Runtime& rt, const EmbeddingForward& p) const override { cpu_embedding(rt, p); }
   void embedding_backward(Runtime& rt, const EmbeddingBackward& p) const override {
     cpu_embedding_backward(rt, p);

@@ -6,7 +6,7 @@
 #include "kernels/checks.h"
 #include "kernels/cpu/elem_kernels.h"
 #include "kernels/cpu/elem_rows.h"
-#include "kernels/cpu/gemm_kernels.h"
+#include "kernels/cpu/gemm_panels.h"
 #include "kernels/cpu/impl.h"
 #include "kernels/quantise.h"
 
@@ -41,7 +41,9 @@ void cpu_embedding(Runtime& rt, const EmbeddingForward& p) {
   const int64_t n = p.tokens.dim(0), hidden = table.dim(1);
   for_rows(rt, n, hidden, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      if (p.weight.scales)
+      if (p.weight.panels)
+        gemm::panel_row(p.weight, ids[i], t, row(y, i));
+      else if (p.weight.scales)
         gemm::dequantise_row(table.as<int8_t>() + ids[i] * hidden,
                              p.weight.scales.as<float>() + ids[i] * quant_groups(hidden), hidden, t,
                              row(y, i));

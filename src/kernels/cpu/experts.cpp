@@ -7,8 +7,8 @@
 #include "kernels/cpu/elem_kernels.h"
 #include "kernels/cpu/elem_rows.h"
 #include "kernels/cpu/gemm_multiply.h"
+#include "kernels/cpu/gemm_panels.h"
 #include "kernels/cpu/impl.h"
-#include "kernels/quantise.h"
 
 namespace hysparse {
 namespace {
@@ -93,83 +93,16 @@ void cpu_expert_sum(Runtime& rt, const ExpertSum& p) {
   });
 }
 
-namespace {
-
-// An int8 weight in T.
-TensorView widened(Runtime& rt, const Weight& w, DType t) {
-  const int64_t out = w.value.dim(0), in = w.value.dim(1), groups = quant_groups(in);
-  const TensorView wide = rt.scratch.alloc(t, {out, in});
-  for_rows(rt, out, in, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
-      gemm::dequantise_row(w.value.as<int8_t>() + r * in, w.scales.as<float>() + r * groups, in, t,
-                           row(wide, r));
-  });
-  return wide;
-}
-
-// Few rows of an expert meet its integers in dot products; more of them its values in T, some experts at a
-// time.
-void grouped_int8(Runtime& rt, const GroupedLinear& p, DType t) {
-  constexpr int64_t kBytes = int64_t(32) << 20;
-  ArenaScope scope(rt.scratch);
-  TensorView x = p.x;
-  if (t != DType::f32) {
-    x = rt.scratch.alloc(DType::f32, {p.x.dim(0), p.x.dim(1)});
-    cpu_cast(rt, {p.x, x});
-  }
-  std::vector<Product> products;
-  for_experts(p.tables, [&](size_t e, int64_t first, int64_t rows) {
-    const Weight& w = p.weights[e];
-    if (rows > gemm::kDotRows) return;
-    products.push_back({.a = matrix_of(x).block(first, 0),
-                        .b = transposed(matrix_of(w.value)),
-                        .m = rows,
-                        .n = w.value.dim(0),
-                        .k = w.value.dim(1),
-                        .y = {.data = row(p.y, first), .dtype = t, .row = p.y.stride[0]},
-                        .scales = w.scales.as<float>()});
-  });
-  gemm::multiply_all(rt, products);
-  products.clear();
-  int64_t bytes = 0;
-  Arena::Mark mark = rt.scratch.mark();
-  const auto flush = [&] {
-    gemm::multiply_all(rt, products);
-    products.clear();
-    rt.scratch.release(mark);
-    bytes = 0;
-  };
-  for_experts(p.tables, [&](size_t e, int64_t first, int64_t rows) {
-    if (rows <= gemm::kDotRows) return;
-    const TensorView w = widened(rt, p.weights[e], t);
-    products.push_back({.a = matrix_of(p.x).block(first, 0),
-                        .b = transposed(matrix_of(w)),
-                        .m = rows,
-                        .n = w.dim(0),
-                        .k = w.dim(1),
-                        .y = {.data = row(p.y, first), .dtype = t, .row = p.y.stride[0]}});
-    bytes += static_cast<int64_t>(w.bytes());
-    if (bytes >= kBytes) flush();
-  });
-  flush();
-}
-
-}  // namespace
-
 void cpu_grouped_linear(Runtime& rt, const GroupedLinear& p) {
   const DType t = simd_type("grouped_linear", check_args(p));
-  if (p.weights[0].scales) return grouped_int8(rt, p, t);
-  std::vector<Product> products;
+  std::vector<gemm::PanelProduct> products;
   for_experts(p.tables, [&](size_t e, int64_t first, int64_t rows) {
-    const TensorView& w = p.weights[e].value;
-    products.push_back({.a = matrix_of(p.x).block(first, 0),
-                        .b = transposed(matrix_of(w)),
+    products.push_back({.x = matrix_of(p.x).block(first, 0),
                         .m = rows,
-                        .n = w.dim(0),
-                        .k = w.dim(1),
+                        .w = gemm::panel_source(p.weights[e]),
                         .y = {.data = row(p.y, first), .dtype = t, .row = p.y.stride[0]}});
   });
-  gemm::multiply_all(rt, products);
+  gemm::multiply_panels(rt, products);
 }
 
 void cpu_grouped_linear_backward(Runtime& rt, const GroupedLinearBackward& p) {

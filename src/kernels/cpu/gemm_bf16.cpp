@@ -3,6 +3,7 @@
 // of the binary may use them.
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/gemm_kernels.h"
+#include "kernels/cpu/gemm_panels.h"
 #include "kernels/cpu/unroll.h"
 
 #if defined(__x86_64__)
@@ -26,9 +27,6 @@ namespace {
 
 constexpr int kRows = 12;  // register tile: 12 x 2 vectors
 constexpr int kCols = 32;
-constexpr int kDotRows = 3, kDotColumns = 4;  // of x and of w that meet in one dot product kernel
-constexpr int kChains =
-    2;  // sums of a product: vector i of k goes to chain i % kChains, whatever m and n are
 static_assert(kBlockRows % kRows == 0 && kBlockCols % kCols == 0);
 
 HYSPARSE_BF16_INLINE __m512bh as_pairs(__m512i v) {
@@ -174,149 +172,51 @@ HYSPARSE_BF16_TARGET void register_tile(const uint32_t* a, const uint32_t* b, in
   }
 }
 
-// ---- dot products
+// ---- panels of weights (gemm_panels.h)
 
-// Sums of the lanes of four vectors.
-HYSPARSE_BF16_INLINE __m128 sum4(__m512 a, __m512 b, __m512 c, __m512 d) {
-  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
-  const __m512 s =
-      _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-}
-
-// The first four or fewer of four neighbours as f32.
-HYSPARSE_BF16_INLINE __m128 load_wide(const void* p, DType dtype, int64_t at, __mmask8 mask) {
-  if (dtype == DType::f32) return _mm_maskz_loadu_ps(mask, static_cast<const float*>(p) + at);
-  const __m128i bits = _mm_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(p) + at);
-  return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(bits), 16));
-}
-// v as elements [c, c + count) of row r, count <= 4.
-HYSPARSE_BF16_INLINE void store_sums(__m128 v, int count, const Output& y, int64_t r, int64_t c) {
-  const int64_t at = r * y.row + c;
-  if (count == 4 && y.dtype == DType::f32 && !y.bias && !y.accumulate)
-    return _mm_storeu_ps(static_cast<float*>(y.data) + at, v);
-  const auto mask = static_cast<__mmask8>((1u << count) - 1);
-  if (y.bias) v = _mm_add_ps(v, load_wide(y.bias, y.bias_dtype, c, mask));
-  if (y.accumulate) v = _mm_add_ps(load_wide(y.data, y.dtype, at, mask), v);
-  if (y.dtype == DType::f32) return _mm_mask_storeu_ps(static_cast<float*>(y.data) + at, mask, v);
-  // To nearest, ties to even; NaN stays NaN; denormals stay (vcvtneps2bf16 would drop them).
-  const __m128i bits = _mm_castps_si128(v), high = _mm_srli_epi32(bits, 16);
-  const __m128i odd = _mm_and_si128(high, _mm_set1_epi32(1));
-  const __m128i rounded = _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(bits, _mm_set1_epi32(0x7fff)), odd), 16);
-  const __m128i nan = _mm_or_si128(high, _mm_set1_epi32(0x40));
-  const __m128i narrow = _mm_mask_mov_epi32(rounded, _mm_cmp_ps_mask(v, v, _CMP_UNORD_Q), nan);
-  uint16_t* p = static_cast<uint16_t*>(y.data) + at;
-  const __m128i packed = _mm_cvtepi32_epi16(narrow);
-  if (count == 4)
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), packed);
-  else
-    _mm_mask_storeu_epi16(p, mask, packed);
-}
-
-HYSPARSE_BF16_INLINE __m512i load32(const uint16_t* p) {
-  return _mm512_loadu_si512(p);
-}
-HYSPARSE_BF16_INLINE __m512i load32(const uint16_t* p, __mmask32 mask) {
-  return _mm512_maskz_loadu_epi16(mask, p);
-}
-
-// Chain `chain` takes the 32 elements of k at hand of kN rows of w and kM rows of x. `mask` (none: all) are
-// the lanes that exist.
-template <int kN, int kM, class... Mask>
-HYSPARSE_BF16_INLINE void dot_step(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride,
-                                   __m512 (&acc)[kM][kN][kChains], int chain, Mask... mask) {
-  __m512i xs[kM];
+// M rows of x, pairs of bf16, against a block.
+template <int M, bool kFetch>
+HYSPARSE_BF16_TARGET void panel_rows(const uint16_t* x, const PanelBlock& p, float* total) {
+  static_assert(kPanelCols == 32);
+  const auto* b = static_cast<const uint32_t*>(p.b);
+  __m512 sum[M][2];
   HYSPARSE_UNROLL
-  for (int j = 0; j < kM; ++j) xs[j] = load32(x + j * x_stride, mask...);
-  HYSPARSE_UNROLL
-  for (int i = 0; i < kN; ++i) {
-    const __m512i wv = load32(w + i * w_stride, mask...);
-    HYSPARSE_UNROLL
-    for (int j = 0; j < kM; ++j) acc[j][i][chain] = multiply_add(acc[j][i][chain], wv, xs[j]);
-  }
-}
-// The sums over k of kN rows of w, read from their beginning to their end as memory delivers best, and kM
-// rows of x.
-template <int kN, int kM>
-HYSPARSE_BF16_INLINE void dot_sums(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride,
-                                   int64_t k, __m512 (&total)[kM][kN]) {
-  constexpr int64_t kStep = 32 * kChains;
-  __m512 acc[kM][kN][kChains];
-  HYSPARSE_UNROLL
-  for (int j = 0; j < kM; ++j) {
-    HYSPARSE_UNROLL
-    for (int i = 0; i < kN; ++i) {
-      HYSPARSE_UNROLL
-      for (int u = 0; u < kChains; ++u) acc[j][i][u] = _mm512_setzero_ps();
+  for (int r = 0; r < M; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < p.depth; i += 2, b += kPanelCols) {
+    if constexpr (kFetch) {
+      _mm_prefetch(reinterpret_cast<const char*>(b) + kFetchAhead, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b) + kFetchAhead + 64, _MM_HINT_T0);
     }
-  }
-  int64_t p = 0;
-  for (; p + kStep <= k; p += kStep) {
+    const __m512i b0 = _mm512_loadu_si512(b), b1 = _mm512_loadu_si512(b + 16);
     HYSPARSE_UNROLL
-    for (int u = 0; u < kChains; ++u) {
-      if constexpr (kN == 1 && kM == 1) _mm_prefetch(w + p + 32 * u + kDotAhead / 2, _MM_HINT_T0);
-      dot_step<kN, kM>(w + p + 32 * u, w_stride, x + p + 32 * u, x_stride, acc, u);
+    for (int r = 0; r < M; ++r) {
+      int pair;
+      std::memcpy(&pair, x + r * kPanelDepth + i, sizeof pair);
+      const __m512i xr = _mm512_set1_epi32(pair);
+      sum[r][0] = multiply_add(sum[r][0], xr, b0);
+      sum[r][1] = multiply_add(sum[r][1], xr, b1);
     }
   }
   HYSPARSE_UNROLL
-  for (int u = 0; u < kChains; ++u) {
-    const int64_t left = k - p - 32 * u;
-    if (left <= 0) break;
-    const auto mask = static_cast<__mmask32>(left >= 32 ? ~0u : (1u << left) - 1);
-    dot_step<kN, kM>(w + p + 32 * u, w_stride, x + p + 32 * u, x_stride, acc, u, mask);
-  }
-  HYSPARSE_UNROLL
-  for (int j = 0; j < kM; ++j) {
-    HYSPARSE_UNROLL
-    for (int i = 0; i < kN; ++i) total[j][i] = _mm512_add_ps(acc[j][i][0], acc[j][i][1]);
+  for (int r = 0; r < M; ++r) {
+    float* t = total + r * kPanelCols;
+    if (p.add) {
+      sum[r][0] = _mm512_add_ps(_mm512_loadu_ps(t), sum[r][0]);
+      sum[r][1] = _mm512_add_ps(_mm512_loadu_ps(t + 16), sum[r][1]);
+    }
+    _mm512_storeu_ps(t, sum[r][0]);
+    _mm512_storeu_ps(t + 16, sum[r][1]);
   }
 }
 
-// One row of x and `count` <= 4 rows of w, one after the other; their sums are taken together. The loop over
-// the rows stays one: prefetchers know a stream by the instruction that reads it, and copies of the loop
-// would each read pieces of it (1.4 times as slow).
-HYSPARSE_BF16_TARGET void dot_one_row(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t k,
-                                      int count, const Output& y, int64_t c) {
-  alignas(64) float lanes[4][16] = {};
-  HYSPARSE_NO_UNROLL
-  for (int i = 0; i < count; ++i) {
-    __m512 total[1][1];
-    dot_sums<1, 1>(w + i * w_stride, w_stride, x, 0, k, total);
-    _mm512_store_ps(lanes[i], total[0][0]);
-  }
-  store_sums(sum4(_mm512_load_ps(lanes[0]), _mm512_load_ps(lanes[1]), _mm512_load_ps(lanes[2]),
-                  _mm512_load_ps(lanes[3])),
-             count, y, 0, c);
-}
-
-template <int kN, int kM>
-HYSPARSE_BF16_TARGET void dot_store(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride,
-                                    int64_t k, const Output& y, int64_t r, int64_t c) {
-  __m512 total[kM][kN];
-  dot_sums<kN, kM>(w, w_stride, x, x_stride, k, total);
-  const __m512 zero = _mm512_setzero_ps();
-  HYSPARSE_UNROLL
-  for (int j = 0; j < kM; ++j)
-    store_sums(sum4(total[j][0], kN > 1 ? total[j][kN / 4] : zero, kN > 1 ? total[j][kN / 2] : zero,
-                    kN > 1 ? total[j][kN - 1] : zero),
-               kN, y, r + j, c);
-}
-
-template <int kN>
-void dot_columns(const uint16_t* w, int64_t w_stride, const uint16_t* x, int64_t x_stride, int64_t m,
-                 int64_t k, const Output& y, int64_t c) {
-  for (int64_t r = 0; r < m;) {
-    const int64_t groups = (m - r + kDotRows - 1) / kDotRows;
-    const int64_t rows = (m - r + groups - 1) / groups;
-    const uint16_t* xr = x + r * x_stride;
-    if (rows == 1) dot_store<kN, 1>(w, w_stride, xr, x_stride, k, y, r, c);
-    if (rows == 2) dot_store<kN, 2>(w, w_stride, xr, x_stride, k, y, r, c);
-    if (rows == 3) dot_store<kN, 3>(w, w_stride, xr, x_stride, k, y, r, c);
-    r += rows;
-  }
+template <bool kFetch>
+void panel_rows_of(int64_t count, const uint16_t* x, const PanelBlock& p, float* total) {
+  using Function = void (*)(const uint16_t*, const PanelBlock&, float*);
+  static constexpr Function kOf[] = {panel_rows<1, kFetch>,  panel_rows<2, kFetch>,  panel_rows<3, kFetch>,
+                                     panel_rows<4, kFetch>,  panel_rows<5, kFetch>,  panel_rows<6, kFetch>,
+                                     panel_rows<7, kFetch>,  panel_rows<8, kFetch>,  panel_rows<9, kFetch>,
+                                     panel_rows<10, kFetch>, panel_rows<11, kFetch>, panel_rows<12, kFetch>};
+  kOf[count - 1](x, p, total);
 }
 
 }  // namespace
@@ -352,18 +252,17 @@ void multiply_block_bf16(const Matrix& a, const void* b_panels, int64_t m, int64
   }
 }
 
-void multiply_dot_bf16(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y) {
-  const uint16_t* xs = static_cast<const uint16_t*>(x.data);
-  const uint16_t* ws = static_cast<const uint16_t*>(w.data);
-  static_assert(kDotColumns == 4);
-  int64_t c = 0;
-  if (m == 1) {
-    for (; c < n; c += 4)
-      dot_one_row(ws + c * w.row, w.row, xs, k, static_cast<int>(std::min<int64_t>(4, n - c)), y, c);
-    return;
+void multiply_panel_bf16(const PanelBlock& p) {
+  const auto* x = static_cast<const uint16_t*>(p.x);
+  for (int64_t r = 0; r < p.rows;) {  // groups of nearly equal size
+    const int64_t groups = (p.rows - r + kRows - 1) / kRows;
+    const int64_t count = (p.rows - r + groups - 1) / groups;
+    if (p.stream && r == 0)
+      panel_rows_of<true>(count, x, p, p.total);
+    else
+      panel_rows_of<false>(count, x + r * kPanelDepth, p, p.total + r * kPanelCols);
+    r += count;
   }
-  for (; c + 4 <= n; c += 4) dot_columns<4>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
-  for (; c < n; ++c) dot_columns<1>(ws + c * w.row, w.row, xs, x.row, m, k, y, c);
 }
 
 }  // namespace hysparse::gemm
@@ -382,8 +281,8 @@ void multiply_block_bf16(const Matrix& a, const void* b_panels, int64_t m, int64
                          int64_t ldc, bool accumulate, void* a_panels) {
   multiply_block(a, b_panels, m, n, k, c, ldc, accumulate, a_panels);
 }
-void multiply_dot_bf16(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y) {
-  multiply_dot(x, w, m, n, k, y);
+void multiply_panel_bf16(const PanelBlock& p) {
+  multiply_panel(p);
 }
 
 }  // namespace hysparse::gemm

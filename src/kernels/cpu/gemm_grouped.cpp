@@ -1,9 +1,8 @@
-// Independent products in one parallel region: the experts of a layer.
+// Independent products in one parallel region: the backward pass of the experts of a layer.
 #include <algorithm>
 #include <vector>
 
 #include "kernels/cpu/gemm_multiply.h"
-#include "kernels/quantise.h"
 
 namespace hysparse::gemm {
 namespace {
@@ -12,7 +11,6 @@ namespace {
 struct Task {
   const Product* product;
   int64_t row, rows, col, cols;
-  bool dot;
 };
 
 int64_t pieces(int64_t extent, int64_t limit) {
@@ -23,10 +21,10 @@ int64_t piece(int64_t extent, int64_t limit, int64_t multiple) {
   return pieces(even, multiple) * multiple;
 }
 
-void cut(const Product& p, bool dot, int64_t rows, int64_t cols, std::vector<Task>& tasks) {
+void cut(const Product& p, int64_t rows, int64_t cols, std::vector<Task>& tasks) {
   for (int64_t r = 0; r < p.m; r += rows)
     for (int64_t c = 0; c < p.n; c += cols)
-      tasks.push_back({&p, r, std::min(rows, p.m - r), c, std::min(cols, p.n - c), dot});
+      tasks.push_back({&p, r, std::min(rows, p.m - r), c, std::min(cols, p.n - c)});
 }
 
 // By shapes alone. Tiles are as large as the kernels take them, and smaller where that leaves few of them.
@@ -37,10 +35,7 @@ std::vector<Task> cut_all(std::span<const Product> products) {
     tasks.clear();
     for (const Product& p : products) {
       if (p.m == 0 || p.n == 0) continue;
-      if (p.scales || uses_dot(p.a, p.b, p.m, p.n))
-        cut(p, true, std::min(p.m, kDotRows), dot_columns(p.k, p.b.dtype), tasks);
-      else
-        cut(p, false, piece(p.m, rows, 12), piece(p.n, cols, 32), tasks);
+      cut(p, piece(p.m, rows, 12), piece(p.n, cols, 32), tasks);
     }
     if (tasks.size() >= kEnough || (cols <= 64 && rows <= 96)) return tasks;
     if (cols > 64)
@@ -72,34 +67,19 @@ void multiply_tile(const Task& t, char* panels) {
 
 void multiply_all(Runtime& rt, std::span<const Product> products) {
   const std::vector<Task> tasks = cut_all(products);
-  bool dots = true;
-  int64_t work = 0;
-  for (const Task& t : tasks) {
-    dots = dots && t.dot;
-    work += t.cols * t.product->k * (static_cast<int64_t>(size_of(t.product->b.dtype)) + t.rows / 4);
-  }
+  int64_t work = 0;  // multiply-adds
+  for (const Task& t : tasks) work += t.rows * t.cols * t.product->k;
   ArenaScope scope(rt.scratch);
   constexpr int64_t kWorkerBytes = kPanelsA + kPanelsB + kBlockRows * kBlockCols * 4;
   char* panels =
-      dots
-          ? nullptr
-          : static_cast<char*>(rt.scratch.alloc_bytes(static_cast<size_t>(kWorkerBytes * rt.pool.threads())));
+      static_cast<char*>(rt.scratch.alloc_bytes(static_cast<size_t>(kWorkerBytes * rt.pool.threads())));
   const auto run = [&](int64_t i, int worker) {
-    const Task& t = tasks[size_t(i)];
-    const Product& p = *t.product;
-    if (!t.dot) return multiply_tile(t, panels + worker * kWorkerBytes);
-    const Matrix w{p.b.data, p.b.dtype, p.b.col, p.b.row};
-    multiply_dot_any(p.a.block(t.row, 0), w.block(t.col, 0),
-                     p.scales ? p.scales + t.col * quant_groups(p.k) : nullptr, t.rows, t.cols, p.k,
-                     p.y.block(t.row, t.col));
+    multiply_tile(tasks[size_t(i)], panels + worker * kWorkerBytes);
   };
+  constexpr int64_t kWorthSharing = int64_t(256) << 10;
   const auto count = static_cast<int64_t>(tasks.size());
-  if (work < kDotWorthSharing)
-    for (int64_t i = 0; i < count; ++i) run(i, 0);
-  else if (dots)
-    rt.pool.parallel_runs(count, run);
-  else
-    rt.pool.parallel_for(count, run);
+  if (work >= kWorthSharing) return rt.pool.parallel_for(count, run);
+  for (int64_t i = 0; i < count; ++i) run(i, 0);
 }
 
 }  // namespace hysparse::gemm

@@ -11,6 +11,7 @@
 #include <cstddef>
 
 #include "kernels/cpu/gemm_simd-inl.h"
+#include "kernels/weight.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace hysparse::gemm {
@@ -232,6 +233,33 @@ void StoreTileAny(const float* tile, int64_t ld, int64_t m, int64_t n, const Out
     wide_bias ? StoreTile<bf16, float>(tile, ld, m, n, y) : StoreTile<bf16, bf16>(tile, ld, m, n, y);
 }
 
+// ---- 8-bit integers
+
+HWY_INLINE V Widen(const int8_t* p) {
+  const D d;
+  const hn::RebindToSigned<D> di32;
+  const hn::Rebind<int8_t, D> di8;
+  return hn::ConvertTo(d, hn::PromoteTo(di32, hn::LoadU(di8, p)));
+}
+template <class T>
+HWY_INLINE void DequantiseTo(const int8_t* value, const float* scales, int64_t n, T* dst) {
+  for (int64_t begin = 0; begin < n; begin += kQuantGroup) {
+    const int64_t end = HWY_MIN(n, begin + kQuantGroup);
+    const float one = scales[begin / kQuantGroup];
+    const V scale = hn::Set(D(), one);
+    int64_t i = begin;
+    for (; i + int64_t(kLanes) <= end; i += int64_t(kLanes))
+      StoreNarrow(hn::Mul(Widen(value + i), scale), dst + i);
+    for (; i < end; ++i) dst[i] = T(static_cast<float>(value[i]) * one);
+  }
+}
+void DequantiseRow(const int8_t* value, const float* scales, int64_t n, DType dtype, void* dst) {
+  if (dtype == DType::f32)
+    DequantiseTo(value, scales, n, static_cast<float*>(dst));
+  else
+    DequantiseTo(value, scales, n, static_cast<bf16*>(dst));
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace hysparse::gemm
 HWY_AFTER_NAMESPACE();
@@ -242,6 +270,7 @@ namespace hysparse::gemm {
 HWY_EXPORT(PackBlock);
 HWY_EXPORT(MultiplyBlock);
 HWY_EXPORT(StoreTileAny);
+HWY_EXPORT(DequantiseRow);
 
 void pack_block(const Matrix& b, int64_t n, int64_t k, void* panels) {
   HWY_DYNAMIC_DISPATCH(PackBlock)(b, n, k, panels);
@@ -249,6 +278,9 @@ void pack_block(const Matrix& b, int64_t n, int64_t k, void* panels) {
 void multiply_block(const Matrix& a, const void* b_panels, int64_t m, int64_t n, int64_t k, float* c,
                     int64_t ldc, bool accumulate, void* a_panels) {
   HWY_DYNAMIC_DISPATCH(MultiplyBlock)(a, b_panels, m, n, k, c, ldc, accumulate, a_panels);
+}
+void dequantise_row(const int8_t* value, const float* scales, int64_t n, DType dtype, void* dst) {
+  HWY_DYNAMIC_DISPATCH(DequantiseRow)(value, scales, n, dtype, dst);
 }
 void store_tile(const float* tile, int64_t ld, int64_t m, int64_t n, const Output& y) {
   HWY_DYNAMIC_DISPATCH(StoreTileAny)(tile, ld, m, n, y);

@@ -51,20 +51,12 @@ void pack_block(const Matrix& b, int64_t n, int64_t k, void* panels);
 void multiply_block(const Matrix& a, const void* b_panels, int64_t m, int64_t n, int64_t k, float* c,
                     int64_t ldc, bool accumulate, void* a_panels);
 
-// y [m, n] = x [m, k] w [n, k]^T without packing: each row of w is read once from memory and meets all rows
-// of x. For few rows of x (decode) or few rows of w (gates). A row's result does not depend on m or n.
-void multiply_dot(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y);
-
-// The same for w of 8-bit integers, rows without gaps, scales [n, quant_groups(k)], and x in f32. Whole
-// groups are summed in f32 before their scale is applied.
-void multiply_dot_i8(const Matrix& x, const int8_t* w, const float* scales, int64_t m, int64_t n, int64_t k,
-                     const Output& y);
 // dst [n] f32 or bf16 = value * scale of its group.
 void dequantise_row(const int8_t* value, const float* scales, int64_t n, DType dtype, void* dst);
 
-// How far ahead of its use multiply_dot fetches w where one row of x is all the work: bytes. (Beyond the end
-// of w lies what is read next, if weights lie in the order of their use.)
-inline constexpr int64_t kDotAhead = 8192;
+// How far ahead of its use a stream of weights is fetched: bytes. (Beyond the end of a weight lies what is
+// read next, if weights lie in the order of their use.)
+inline constexpr int64_t kFetchAhead = 8192;
 
 // y [m, n] = tile (+ bias) (+ y): the end of a product whose tile was not written in place.
 void store_tile(const float* tile, int64_t ld, int64_t m, int64_t n, const Output& y);
@@ -75,6 +67,5 @@ bool use_native_bf16();
 void pack_block_bf16(const Matrix& b, int64_t n, int64_t k, void* panels);
 void multiply_block_bf16(const Matrix& a, const void* b_panels, int64_t m, int64_t n, int64_t k, float* c,
                          int64_t ldc, bool accumulate, void* a_panels);
-void multiply_dot_bf16(const Matrix& x, const Matrix& w, int64_t m, int64_t n, int64_t k, const Output& y);
 
 }  // namespace hysparse::gemm

@@ -6,8 +6,8 @@
 #include "kernels/cpu/elem_kernels.h"
 #include "kernels/cpu/elem_rows.h"
 #include "kernels/cpu/gemm_multiply.h"
+#include "kernels/cpu/gemm_panels.h"
 #include "kernels/cpu/impl.h"
-#include "kernels/quantise.h"
 
 namespace hysparse {
 namespace {
@@ -32,14 +32,6 @@ Output output_of(const LinearForward& p) {
   return y;
 }
 
-// Whether the product is made of dot products (gemm_multiply.h): one stream of weights. 8-bit integers are
-// widened on the way through the registers there, so they take it for few rows of x only.
-bool takes_dots(const LinearForward& p) {
-  const int64_t n = p.x.dim(0), out = p.weight.value.dim(0);
-  if (p.weight.scales) return n <= 64;
-  return gemm::uses_dot(matrix_of(p.x), transposed(matrix_of(p.weight.value)), n, out);
-}
-
 // grad += column sums of dy: fixed runs of rows, their sums added in order.
 void bias_backward(Runtime& rt, const TensorView& dy, const TensorView& grad) {
   constexpr int64_t kRun = 256;
@@ -59,55 +51,30 @@ void bias_backward(Runtime& rt, const TensorView& dy, const TensorView& grad) {
 }  // namespace
 
 void cpu_linear(Runtime& rt, const LinearForward& p) {
-  const DType t = simd_type("linear", check_args(p));
-  const int64_t n = p.x.dim(0), in = p.x.dim(1), out = p.weight.value.dim(0);
-  if (!p.weight.scales)
-    return gemm::multiply(rt, matrix_of(p.x), transposed(matrix_of(p.weight.value)), n, out, in,
-                          output_of(p));
-  if (takes_dots(p)) return cpu_linear_group(rt, {&p, 1}, {});
-  // Some rows of w at a time, as T.
-  constexpr int64_t kBytes = int64_t(2) << 20;
-  const int64_t row_bytes = std::max<int64_t>(1, in * static_cast<int64_t>(size_of(t)));
-  const int64_t rows =
-      std::max<int64_t>(gemm::kBlockCols, kBytes / row_bytes / gemm::kBlockCols * gemm::kBlockCols);
-  const auto* value = p.weight.value.as<int8_t>();
-  const auto* scales = p.weight.scales.as<float>();
-  ArenaScope scope(rt.scratch);
-  const TensorView wide = rt.scratch.alloc(t, {std::min(rows, out), in});
-  for (int64_t first = 0; first < out; first += rows) {
-    const int64_t count = std::min(rows, out - first);
-    elem::for_rows(rt, count, in, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        gemm::dequantise_row(value + (first + r) * in, scales + (first + r) * quant_groups(in), in, t,
-                             static_cast<char*>(wide.data) + r * row_bytes);
-    });
-    gemm::multiply(rt, matrix_of(p.x), transposed(matrix_of(wide)), n, count, in,
-                   output_of(p).block(0, first));
-  }
+  cpu_linear_group(rt, {&p, 1}, {});
 }
 
 void cpu_linear_group(Runtime& rt, std::span<const LinearForward> group,
                       std::span<const Weight* const> next) {
-  std::array<gemm::DotPart, gemm::kMostParts> parts;
-  bool dots = group.size() <= parts.size();
-  for (size_t i = 0; i < group.size() && dots; ++i) {
-    const LinearForward& p = group[i];
+  constexpr size_t kAtOnce = 8;
+  if (group.size() > kAtOnce) {
+    cpu_linear_group(rt, group.first(kAtOnce), {});
+    return cpu_linear_group(rt, group.subspan(kAtOnce), next);
+  }
+  std::array<gemm::PanelProduct, kAtOnce> products;
+  size_t count = 0;
+  for (const LinearForward& p : group) {
     simd_type("linear_group", check_args(p));
     HYSPARSE_CHECK(p.x.data == group[0].x.data && p.x.same_shape(group[0].x), "linear_group: several x");
-    parts[i] = {matrix_of(p.weight.value), p.weight.value.dim(0), output_of(p),
-                p.weight.scales ? p.weight.scales.as<float>() : nullptr};
-    dots = takes_dots(p);
+    const int64_t n = p.x.dim(0);
+    const Matrix x = matrix_of(p.x), w = transposed(matrix_of(p.weight.value));
+    // Only where nobody asks that a row be the same whatever its company: oneDNN does not promise it.
+    if (!rt.batch_invariant && !p.weight.panels && n >= gemm::kOnednnRows && gemm::use_onednn(x, w))
+      gemm::multiply(rt, x, w, n, p.weight.value.dim(0), p.x.dim(1), output_of(p));
+    else
+      products[count++] = {x, n, gemm::panel_source(p.weight), output_of(p)};
   }
-  if (!dots) {
-    for (const LinearForward& p : group) cpu_linear(rt, p);
-    return;
-  }
-  if (group.empty() || group[0].x.dim(0) == 0) return;
-  std::array<TensorView, gemm::kMostParts> following;
-  const size_t known = std::min(next.size(), following.size());
-  for (size_t i = 0; i < known; ++i) following[i] = next[i]->value;
-  gemm::multiply_dots(rt, matrix_of(group[0].x), group[0].x.dim(0), group[0].x.dim(1),
-                      {parts.data(), group.size()}, {following.data(), known});
+  gemm::multiply_panels(rt, {products.data(), count}, next);
 }
 
 void cpu_linear_backward(Runtime& rt, const LinearBackward& p) {

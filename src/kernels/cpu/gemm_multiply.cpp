@@ -1,14 +1,10 @@
 #include "kernels/cpu/gemm_multiply.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <vector>
 
 #include "kernels/cpu/dispatch.h"
-#include "kernels/cpu/elem_kernels.h"
 #include "kernels/cpu/gemm_onednn.h"
-#include "kernels/quantise.h"
 
 namespace hysparse::gemm {
 namespace {
@@ -27,12 +23,6 @@ bool both_bf16(const Matrix& a, const Matrix& b) {
   return a.dtype == DType::bf16 && b.dtype == DType::bf16;
 }
 
-bool use_onednn(const Matrix& a, const Matrix& b) {
-  if (!onednn_available() || cpu_dispatch_forced() || a.dtype != b.dtype) return false;
-  const Engine engine = chosen_engine;
-  return engine == Engine::onednn || (engine == Engine::automatic && both_bf16(a, b) && cpu_has_amx_bf16());
-}
-
 // How a product is cut, by shape alone. Enough tasks for a desktop's cores where the work allows; a task
 // keeps kTaskWork multiply-adds or more, so that handing it out is not felt.
 struct Cut {
@@ -42,7 +32,6 @@ struct Cut {
 };
 constexpr int64_t kTasks = 16, kTaskWork = int64_t(4) << 20;
 constexpr int64_t kRowMultiple = 12, kColMultiple = 32;  // register tiles of every level divide these
-constexpr int64_t kOnednnRows = 128;                     // few primitive shapes
 
 Cut cut_of(int64_t m, int64_t n, int64_t k, int64_t depth, bool may_split, bool onednn) {
   Cut cut;
@@ -77,101 +66,19 @@ Kernels kernels_for(const Matrix& a, const Matrix& b) {
   return {pack_block, multiply_block, kBlockDepth};
 }
 
-int64_t dot_columns(int64_t k, DType dtype) {
-  constexpr int64_t kTaskBytes = int64_t(32) << 10;
-  const int64_t row_bytes = std::max<int64_t>(1, k * static_cast<int64_t>(size_of(dtype)));
-  return std::max<int64_t>(8, kTaskBytes / row_bytes / 8 * 8);
+bool use_onednn(const Matrix& a, const Matrix& b) {
+  if (cpu_dispatch_forced() || a.dtype != b.dtype || !onednn_available(a.dtype)) return false;
+  const Engine engine = chosen_engine;
+  return engine == Engine::onednn || (engine == Engine::automatic && both_bf16(a, b) && cpu_has_amx_bf16());
 }
-
-void multiply_dot_any(const Matrix& x, const Matrix& w, const float* scales, int64_t m, int64_t n, int64_t k,
-                      const Output& y) {
-  if (scales)
-    multiply_dot_i8(x, static_cast<const int8_t*>(w.data), scales, m, n, k, y);
-  else if (both_bf16(x, w) && use_native_bf16())
-    multiply_dot_bf16(x, w, m, n, k, y);
-  else
-    multiply_dot(x, w, m, n, k, y);
-}
-
-namespace {
-
-// Where each of the workers begins in a group of such weights.
-std::vector<ThreadPool::Memory> beginnings(std::span<const TensorView> weights, int workers) {
-  constexpr int64_t kFetched = int64_t(32) << 10;
-  int64_t tasks = 0;
-  for (const TensorView& w : weights) tasks += ceil_div(w.dim(0), dot_columns(w.dim(1), w.dtype));
-  std::vector<ThreadPool::Memory> out;
-  for (int worker = 0; worker < workers; ++worker) {
-    int64_t task = tasks * worker / workers;
-    for (const TensorView& w : weights) {
-      const int64_t cols = dot_columns(w.dim(1), w.dtype), here = ceil_div(w.dim(0), cols);
-      if (task < here) {
-        const TensorView rest = w.rows(task * cols, w.dim(0));
-        out.push_back({rest.data, std::min(kFetched, static_cast<int64_t>(rest.bytes()))});
-        break;
-      }
-      task -= here;
-    }
-  }
-  return out;
-}
-
-}  // namespace
 
 void set_engine(Engine engine) {
   chosen_engine = engine;
 }
 
-bool uses_dot(const Matrix& a, const Matrix& b, int64_t m, int64_t n) {
-  if (a.col != 1 || b.row != 1 || a.dtype != b.dtype) return false;
-  return m <= 128 || n < 32;
-}
-
-void multiply_dots(Runtime& rt, const Matrix& x, int64_t m, int64_t k, std::span<const DotPart> parts,
-                   std::span<const TensorView> next) {
-  const int64_t rows = std::min(m, kDotRows), row_tasks = ceil_div(m, rows);
-  std::array<int64_t, kMostParts> first{};  // task of a part
-  HYSPARSE_CHECK(parts.size() <= first.size(), "{} products in one group", parts.size());
-  int64_t tasks = 0, work = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const DotPart& p = parts[i];
-    first[i] = tasks;
-    tasks += ceil_div(p.n, dot_columns(k, p.w.dtype)) * row_tasks;
-    work += p.n * k * (static_cast<int64_t>(size_of(p.w.dtype)) + m / 4);
-  }
-  ArenaScope scope(rt.scratch);
-  Matrix wide = x;  // what rows of 8-bit integers meet
-  if (x.dtype != DType::f32 &&
-      std::any_of(parts.begin(), parts.end(), [](const DotPart& p) { return p.scales != nullptr; })) {
-    wide = {rt.scratch.alloc_bytes(static_cast<size_t>(m * k) * sizeof(float)), DType::f32, k, 1};
-    for (int64_t r = 0; r < m; ++r)
-      elem::cast(x.block(r, 0).data, x.dtype, const_cast<void*>(wide.block(r, 0).data), DType::f32, k);
-  }
-  const auto run = [&](int64_t task, int) {
-    size_t i = parts.size() - 1;
-    while (task < first[i]) --i;
-    const DotPart& p = parts[i];
-    const int64_t cols = dot_columns(k, p.w.dtype), col_tasks = ceil_div(p.n, cols);
-    const int64_t c = (task - first[i]) % col_tasks * cols, r = (task - first[i]) / col_tasks * rows;
-    const int64_t count = std::min(rows, m - r), width = std::min(cols, p.n - c);
-    multiply_dot_any((p.scales ? wide : x).block(r, 0), p.w.block(c, 0),
-                     p.scales ? p.scales + c * quant_groups(k) : nullptr, count, width, k, p.y.block(r, c));
-  };
-  if (work >= kDotWorthSharing) {
-    std::vector<ThreadPool::Memory> begins;
-    if (m == 1 && !next.empty()) begins = beginnings(next, rt.pool.threads());
-    return rt.pool.parallel_runs(tasks, run, begins);
-  }
-  for (int64_t task = 0; task < tasks; ++task) run(task, 0);
-}
-
 void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k,
               const Output& y) {
   if (m == 0 || n == 0) return;
-  if (uses_dot(a, b, m, n)) {
-    const DotPart part{{b.data, b.dtype, b.col, b.row}, n, y};
-    return multiply_dots(rt, a, m, k, {&part, 1});
-  }
   const Kernels kernels = kernels_for(a, b);
   const bool onednn = use_onednn(a, b);
   // Only where a row of y is no token's (weight gradients): how k is split depends on m.

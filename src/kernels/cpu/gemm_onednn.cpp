@@ -135,8 +135,17 @@ class Cache {
 
 }  // namespace
 
-bool onednn_available() {
-  return true;
+bool onednn_available(DType dtype) {
+  // bf16 needs a CPU that oneDNN has kernels for: whether it has is known once it is asked.
+  static const bool bf16 = [] {
+    try {
+      make_primitive({nullptr, DType::bf16, 1, 1}, {nullptr, DType::bf16, 1, 1}, 1, 1, 1, 1, false);
+      return true;
+    } catch (const dnnl::error&) {
+      return false;
+    }
+  }();
+  return dtype == DType::f32 || (dtype == DType::bf16 && bf16);
 }
 
 void onednn_multiply(const Matrix& a, const Matrix& b, int64_t m, int64_t n, int64_t k, float* c, int64_t ldc,
@@ -213,7 +222,7 @@ OnednnProduct::OnednnProduct(DType, int64_t, int64_t, int64_t, const void*, int)
 OnednnProduct::~OnednnProduct() = default;
 void OnednnProduct::run(const void*, void*) const {}
 
-bool onednn_available() {
+bool onednn_available(DType) {
   return false;
 }
 

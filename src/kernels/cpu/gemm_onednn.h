@@ -7,8 +7,8 @@
 
 namespace hysparse::gemm {
 
-// Built with oneDNN, and its threading runtime can be held to one thread.
-bool onednn_available();
+// The build has oneDNN, and it has kernels for products of this dtype on this CPU.
+bool onednn_available(DType dtype);
 // This CPU multiplies bf16 with AMX tiles.
 bool cpu_has_amx_bf16();
 

@@ -65,14 +65,6 @@ HWY_INLINE void StoreOne(float v, const Output& y, int64_t r, int64_t c) {
     *p = bf16(y.accumulate ? ToFloat(*p) + v : v);
   }
 }
-// `count` neighbours of a row.
-HWY_INLINE void StoreSums(const float* sums, int count, const Output& y, int64_t r, int64_t c) {
-  if (count == 4 && kLanes >= 4 && y.dtype == DType::f32 && !y.bias && !y.accumulate) {
-    const D4 d;
-    return hn::StoreU(hn::LoadU(d, sums), d, static_cast<float*>(y.data) + r * y.row + c);
-  }
-  for (int i = 0; i < count; ++i) StoreOne(sums[i], y, r, c + i);
-}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace hysparse::gemm

@@ -6,6 +6,7 @@
 
 namespace hysparse {
 
+void cpu_pack(Runtime&, Weight&);
 void cpu_embedding(Runtime&, const EmbeddingForward&);
 void cpu_embedding_backward(Runtime&, const EmbeddingBackward&);
 void cpu_rmsnorm(Runtime&, const RmsNormForward&);

@@ -42,11 +42,11 @@ std::vector<int32_t> random_tokens(int64_t n, uint64_t seed, int64_t vocab) {
   return out;
 }
 
-Subject::Subject(const ModelConfig& c, DType compute, int threads, uint64_t seed)
+Subject::Subject(const ModelConfig& c, DType compute, int threads, uint64_t seed, WeightFormat format)
     : backend(compute, threads),
       config(finalized(c)),
       plan(build_layer_plan(config)),
-      weights(config, plan, WeightOptions{.compute = compute}),
+      weights(config, plan, WeightOptions{.compute = compute, .format = format}),
       model(config, weights) {
   weights.init_random(config, plan, seed);
   for (Weight* w : weights.all()) {

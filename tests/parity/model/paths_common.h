@@ -15,7 +15,8 @@ namespace hysparse::paths {
 
 // A model of random weights, none of them at a value that would hide a mistake, on the backend of its dtype.
 struct Subject {
-  Subject(const ModelConfig& config, DType compute, int threads = 1, uint64_t seed = 1);
+  Subject(const ModelConfig& config, DType compute, int threads = 1, uint64_t seed = 1,
+          WeightFormat format = WeightFormat::compute);
   // The float64 reference of exactly these weights.
   Subject reference() const;
   Subject(Subject&&) = delete;
