@@ -184,8 +184,8 @@ HYSPARSE_BF16_TARGET void panel_rows(const uint16_t* x, const PanelBlock& p, flo
   for (int r = 0; r < M; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
   for (int64_t i = 0; i < p.depth; i += 2, b += kPanelCols) {
     if constexpr (kFetch) {
-      _mm_prefetch(reinterpret_cast<const char*>(b) + kFetchAhead, _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(b) + kFetchAhead + 64, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b) + p.ahead, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b) + p.ahead + 64, _MM_HINT_T0);
     }
     const __m512i b0 = _mm512_loadu_si512(b), b1 = _mm512_loadu_si512(b + 16);
     HYSPARSE_UNROLL
@@ -252,16 +252,19 @@ void multiply_block_bf16(const Matrix& a, const void* b_panels, int64_t m, int64
   }
 }
 
-void multiply_panel_bf16(const PanelBlock& p) {
-  const auto* x = static_cast<const uint16_t*>(p.x);
-  for (int64_t r = 0; r < p.rows;) {  // groups of nearly equal size
-    const int64_t groups = (p.rows - r + kRows - 1) / kRows;
-    const int64_t count = (p.rows - r + groups - 1) / groups;
-    if (p.stream && r == 0)
-      panel_rows_of<true>(count, x, p, p.total);
-    else
-      panel_rows_of<false>(count, x + r * kPanelDepth, p, p.total + r * kPanelCols);
-    r += count;
+void multiply_panel_bf16(const PanelBlock& all) {
+  for (int64_t k = 0; k < all.depth; k += kPanelDepth) {
+    const PanelBlock p = all.block(k, sizeof(uint16_t));
+    const auto* x = static_cast<const uint16_t*>(p.x);
+    for (int64_t r = 0; r < p.rows;) {  // groups of nearly equal size
+      const int64_t groups = (p.rows - r + kRows - 1) / kRows;
+      const int64_t count = (p.rows - r + groups - 1) / groups;
+      if (p.ahead != 0 && r == 0)
+        panel_rows_of<true>(count, x, p, p.total);
+      else
+        panel_rows_of<false>(count, x + r * kPanelDepth, p, p.total + r * kPanelCols);
+      r += count;
+    }
   }
 }
 

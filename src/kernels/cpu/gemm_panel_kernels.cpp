@@ -35,15 +35,15 @@ constexpr int kVectors = HWY_MIN(kCols / kWidth, M == 1   ? 8
 template <class W>
 constexpr int64_t kStepBytes = kPanelCols*(sizeof(W) == 1 ? 1 : 4);  // of a step along k
 
-// Lines of the stream that this pass over a block fetches: every pass its share.
+// Lines of what comes next that a pass over a block fetches: every pass its share.
 template <int N, class W>
 HWY_INLINE void FetchAhead(const char* at, int pass, int64_t step) {
   constexpr int kPasses = kCols / (N * kWidth);
   if constexpr (sizeof(W) == 1) {
-    if (pass == 0 && step % 2 == 0) hwy::Prefetch(at + kFetchAhead);
+    if (pass == 0 && step % 2 == 0) hwy::Prefetch(at);
   } else {
-    if (pass < 2) hwy::Prefetch(at + kFetchAhead + 64 * pass);
-    if constexpr (kPasses == 1) hwy::Prefetch(at + kFetchAhead + 64);
+    if (pass < 2) hwy::Prefetch(at + 64 * pass);
+    if constexpr (kPasses == 1) hwy::Prefetch(at + 64);
   }
 }
 
@@ -73,10 +73,10 @@ HWY_INLINE void Step(const float* HWY_RESTRICT x, const V (&b)[N], Sums<M, N>& s
 
 template <int M, int N, bool kFetch>
 HWY_INLINE void Along(const float* HWY_RESTRICT x, const float* HWY_RESTRICT b, int64_t depth, int pass,
-                      Sums<M, N>& sum) {
+                      const char* next, Sums<M, N>& sum) {
   const D d;
   for (int64_t i = 0; i < depth; ++i, ++x, b += kCols) {
-    if constexpr (kFetch) FetchAhead<N, float>(reinterpret_cast<const char*>(b - pass * N * kWidth), pass, i);
+    if constexpr (kFetch) FetchAhead<N, float>(next + i * kStepBytes<float>, pass, i);
     V bv[N];
     HYSPARSE_UNROLL
     for (int v = 0; v < N; ++v) bv[v] = hn::LoadU(d, b + v * kWidth);
@@ -86,12 +86,12 @@ HWY_INLINE void Along(const float* HWY_RESTRICT x, const float* HWY_RESTRICT b, 
 
 template <int M, int N, bool kFetch>
 HWY_INLINE void Along(const float* HWY_RESTRICT x, const bf16* HWY_RESTRICT pairs, int64_t depth, int pass,
-                      Sums<M, N>& sum) {
+                      const char* next, Sums<M, N>& sum) {
   const D d;
   const hn::RebindToUnsigned<D> du;
   const auto* b = reinterpret_cast<const uint32_t*>(pairs);
   for (int64_t i = 0; i < depth; i += 2, x += 2, b += kCols) {
-    if constexpr (kFetch) FetchAhead<N, bf16>(reinterpret_cast<const char*>(b - pass * N * kWidth), pass, i);
+    if constexpr (kFetch) FetchAhead<N, bf16>(next + i / 2 * kStepBytes<bf16>, pass, i);
     V bv[N];
     HYSPARSE_UNROLL
     for (int v = 0; v < N; ++v) bv[v] = hn::BitCast(d, hn::ShiftLeft<16>(hn::LoadU(du, b + v * kWidth)));
@@ -103,18 +103,21 @@ HWY_INLINE void Along(const float* HWY_RESTRICT x, const bf16* HWY_RESTRICT pair
   }
 }
 
-template <int M, int N, bool kFetch>
-HWY_INLINE void Along(const float* HWY_RESTRICT x, const int8_t* HWY_RESTRICT b, int64_t depth, int pass,
-                      Sums<M, N>& sum) {
+template <int N>
+HWY_INLINE void Widen(const int8_t* HWY_RESTRICT b, V (&bv)[N]) {
   const D d;
   const hn::RebindToSigned<D> di32;
   const hn::Rebind<int8_t, D> di8;
+  HYSPARSE_UNROLL
+  for (int v = 0; v < N; ++v) bv[v] = hn::ConvertTo(d, hn::PromoteTo(di32, hn::LoadU(di8, b + v * kWidth)));
+}
+template <int M, int N, bool kFetch>
+HWY_INLINE void Along(const float* HWY_RESTRICT x, const int8_t* HWY_RESTRICT b, int64_t depth, int pass,
+                      const char* next, Sums<M, N>& sum) {
   for (int64_t i = 0; i < depth; ++i, ++x, b += kCols) {
-    if constexpr (kFetch)
-      FetchAhead<N, int8_t>(reinterpret_cast<const char*>(b - pass * N * kWidth), pass, i);
+    if constexpr (kFetch) FetchAhead<N, int8_t>(next + i * kStepBytes<int8_t>, pass, i);
     V bv[N];
-    HYSPARSE_UNROLL
-    for (int v = 0; v < N; ++v) bv[v] = hn::ConvertTo(d, hn::PromoteTo(di32, hn::LoadU(di8, b + v * kWidth)));
+    Widen<N>(b, bv);
     Step<M, N>(x, bv, sum);
   }
 }
@@ -153,6 +156,7 @@ template <class W, int M, bool kFetch>
 void Rows(const float* x, const PanelBlock& p, float* total) {
   constexpr int N = kVectors<M>;
   constexpr int64_t kStep = sizeof(W) == 1 ? 1 : 4 / int64_t(sizeof(W));  // elements of a column in a step
+  const char* next = static_cast<const char*>(p.b) + p.ahead;
   for (int pass = 0; pass * N * kWidth < kCols; ++pass) {
     const int c = pass * N * kWidth;
     const W* b = static_cast<const W*>(p.b) + c * kStep;
@@ -166,9 +170,13 @@ void Rows(const float* x, const PanelBlock& p, float* total) {
           Sums<M, N> other;
           Clear<M, N>(sum);
           Clear<M, N>(other);
-          for (int64_t i = k; i < k + kQuantGroup; i += 2) {
-            Along<M, N, kFetch>(x + i, b + i * kCols, 2, pass, sum);
-            Along<M, N, kFetch>(x + i + kQuantGroup, b + (i + kQuantGroup) * kCols, 2, pass, other);
+          for (int64_t i = k; i < k + kQuantGroup; ++i) {
+            if (kFetch && pass == 0) hwy::Prefetch(next + (2 * i - k) * kCols);
+            V bv[N];
+            Widen<N>(b + i * kCols, bv);
+            Step<M, N>(x + i, bv, sum);
+            Widen<N>(b + (i + kQuantGroup) * kCols, bv);
+            Step<M, N>(x + i + kQuantGroup, bv, other);
           }
           const float* scales = p.scales + k / kQuantGroup * kCols + c;
           FinishScaled<M, N>(sum, scales, total + c, add);
@@ -177,12 +185,13 @@ void Rows(const float* x, const PanelBlock& p, float* total) {
       }
       for (; k < p.depth; k += kQuantGroup, add = true) {
         Clear<M, N>(sum);
-        Along<M, N, kFetch>(x + k, b + k * kCols, std::min(kQuantGroup, p.depth - k), pass, sum);
+        Along<M, N, kFetch>(x + k, b + k * kCols, std::min(kQuantGroup, p.depth - k), pass, next + k * kCols,
+                            sum);
         FinishScaled<M, N>(sum, p.scales + k / kQuantGroup * kCols + c, total + c, add);
       }
     } else {
       Clear<M, N>(sum);
-      Along<M, N, kFetch>(x, b, p.depth, pass, sum);
+      Along<M, N, kFetch>(x, b, p.depth, pass, next, sum);
       Finish<M, N>(sum, total + c, p.add);
     }
   }
@@ -213,18 +222,20 @@ void RowsOf(int64_t count, const float* x, const PanelBlock& p, float* total) {
   }
 }
 
-// Groups of nearly equal size.
 template <class W>
-void MultiplyPanelT(const PanelBlock& p) {
-  const float* x = static_cast<const float*>(p.x);
-  for (int64_t r = 0; r < p.rows;) {
-    const int64_t groups = (p.rows - r + kMostRows - 1) / kMostRows;
-    const int64_t count = (p.rows - r + groups - 1) / groups;
-    if (p.stream && r == 0)
-      RowsOf<W, true>(count, x, p, p.total);
-    else
-      RowsOf<W, false>(count, x + r * kPanelDepth, p, p.total + r * kCols);
-    r += count;
+void MultiplyPanelT(const PanelBlock& all) {
+  for (int64_t k = 0; k < all.depth; k += kPanelDepth) {
+    const PanelBlock p = all.block(k, sizeof(float));
+    const float* x = static_cast<const float*>(p.x);
+    for (int64_t r = 0; r < p.rows;) {  // groups of nearly equal size
+      const int64_t groups = (p.rows - r + kMostRows - 1) / kMostRows;
+      const int64_t count = (p.rows - r + groups - 1) / groups;
+      if (p.ahead != 0 && r == 0)
+        RowsOf<W, true>(count, x, p, p.total);
+      else
+        RowsOf<W, false>(count, x + r * kPanelDepth, p, p.total + r * kCols);
+      r += count;
+    }
   }
 }
 void MultiplyPanel(const PanelBlock& p) {

@@ -74,6 +74,10 @@ struct Workspace {
   float* tile_total() const { return reinterpret_cast<float*>(x + kX); }
 };
 
+// Whether the panel lies in memory as one.
+bool made(const PanelSource& w, int64_t panel) {
+  return w.rest || (w.panels && (panel + 1) * kPanelCols <= w.n);
+}
 // Block k0 of a panel, where it lies or packed now.
 void take_block(const PanelSource& w, int64_t panel, int64_t k0, const Workspace& space, PanelBlock& out) {
   const auto size = static_cast<int64_t>(size_of(w.dtype));
@@ -82,7 +86,7 @@ void take_block(const PanelSource& w, int64_t panel, int64_t k0, const Workspace
   out.dtype = w.dtype;
   out.depth = std::min(kPanelDepth, w.k - k0);
   const bool whole = w.panels && rows == kPanelCols;
-  if (whole || w.rest) {
+  if (made(w, panel)) {
     out.b = static_cast<const char*>(whole ? w.data : w.rest) +
             ((whole ? first * w.k : 0) + k0 * kPanelCols) * size;
     if (w.scales)
@@ -115,19 +119,24 @@ void run_stream(const PanelProduct& p, const Task& t, const char* x, const Works
   PanelBlock block;
   block.rows = t.rows;
   block.total = space.total;
-  block.stream = p.w.panels;
+  if (p.w.panels) block.ahead = kFetchAhead;
   if (p.w.k == 0) std::fill_n(space.total, t.rows * kPanelCols, 0.0f);
-  for (int64_t k0 = 0; k0 < p.w.k; k0 += kPanelDepth) {
-    take_block(p.w, t.panel, k0, space, block);
-    block.x = x + k0 / kPanelDepth * t.rows * rows.block_row_bytes();
-    block.add = k0 > 0;
-    run_kernel(block, rows.dtype);
+  for (int64_t panel = t.panel; panel < t.panel + t.panels; ++panel) {
+    const int64_t step = made(p.w, panel) ? p.w.k : kPanelDepth;
+    for (int64_t k0 = 0; k0 < p.w.k; k0 += step) {
+      take_block(p.w, panel, k0, space, block);
+      block.depth = std::min(step, p.w.k - k0);
+      block.x = x + k0 / kPanelDepth * t.rows * rows.block_row_bytes();
+      block.add = k0 > 0;
+      run_kernel(block, rows.dtype);
+    }
+    store_panel(p, t, panel, space.total);
   }
-  store_panel(p, t, t.panel, space.total);
 }
 
 void run_tile(const PanelProduct& p, const Task& t, const Workspace& space) {
   const Rows rows(p);
+  const auto size = static_cast<int64_t>(size_of(p.w.dtype));
   PanelBlock block;
   block.rows = t.rows;
   block.x = space.x;
@@ -138,6 +147,9 @@ void run_tile(const PanelProduct& p, const Task& t, const Workspace& space) {
     block.add = k0 > 0;
     for (int64_t i = 0; i < t.panels; ++i) {
       take_block(p.w, t.panel + i, k0, space, block);
+      // Next: the same block of the panel beside it, or the next block of the first.
+      const int64_t panel = kPanelCols * p.w.k, depth = kPanelCols * block.depth;
+      if (p.w.panels) block.ahead = (i + 1 < t.panels ? panel : depth - i * panel) * size;
       block.total = space.tile_total() + i * panel_total;
       run_kernel(block, rows.dtype);
     }
@@ -145,12 +157,17 @@ void run_tile(const PanelProduct& p, const Task& t, const Workspace& space) {
   for (int64_t i = 0; i < t.panels; ++i) store_panel(p, t, t.panel + i, space.tile_total() + i * panel_total);
 }
 
+// Panels that a worker reads in one go.
+int64_t stream_panels(int64_t panels) {
+  return std::clamp<int64_t>(panels / 64, 1, 4);
+}
+
 // By shapes alone. Appends tiles of `panels` panels at most.
 void cut(const PanelProduct& p, int32_t index, int64_t most_panels, std::vector<Task>& tasks) {
   const int64_t panels = ceil_div(p.w.n, kPanelCols);
   const bool stream = p.m <= kStreamRows;
   const int64_t rows = stream ? p.m : balanced(p.m, kTileRows, kRowMultiple);
-  const int64_t step = stream ? 1 : balanced(panels, most_panels, 1);
+  const int64_t step = stream ? stream_panels(panels) : balanced(panels, most_panels, 1);
   for (int64_t r = 0; r < p.m; r += rows)
     for (int64_t c = 0; c < panels; c += step)
       tasks.push_back({index, static_cast<int32_t>(r), static_cast<int32_t>(std::min(rows, p.m - r)),
@@ -160,15 +177,18 @@ void cut(const PanelProduct& p, int32_t index, int64_t most_panels, std::vector<
 // Where each of the workers begins among the panels of such weights.
 std::vector<ThreadPool::Memory> beginnings(std::span<const Weight* const> weights, int workers) {
   constexpr int64_t kFetched = int64_t(32) << 10;
+  const auto rows_of = [](const Weight* w) {
+    return kPanelCols * stream_panels(ceil_div(w->value.dim(0), kPanelCols));
+  };
   int64_t tasks = 0;
-  for (const Weight* w : weights) tasks += ceil_div(w->value.dim(0), kPanelCols);
+  for (const Weight* w : weights) tasks += ceil_div(w->value.dim(0), rows_of(w));
   std::vector<ThreadPool::Memory> out;
   for (int worker = 0; worker < workers; ++worker) {
     int64_t task = tasks * worker / workers;
     for (const Weight* w : weights) {
-      const int64_t here = ceil_div(w->value.dim(0), kPanelCols);
+      const int64_t here = ceil_div(w->value.dim(0), rows_of(w));
       if (task < here) {
-        const TensorView rest = w->value.rows(task * kPanelCols, w->value.dim(0));
+        const TensorView rest = w->value.rows(task * rows_of(w), w->value.dim(0));
         out.push_back({rest.data, std::min(kFetched, static_cast<int64_t>(rest.bytes()))});
         break;
       }

@@ -23,18 +23,30 @@ inline constexpr int64_t kPanelBlockBytes = kPanelCols * kPanelDepth * 4;  // th
 
 // ---- the kernels, one copy a SIMD level (gemm_panel_kernels.cpp; AVX512-BF16: gemm_bf16.cpp)
 
-// A block against rows of x.
+// A block against rows of x, or several blocks one behind the other.
 struct PanelBlock {
-  const void* x = nullptr;  // [rows][kPanelDepth]: f32, or bf16 for the kernel of AVX512-BF16
+  const void* x = nullptr;  // a block: [rows][kPanelDepth]: f32, or bf16 for the kernel of AVX512-BF16
   int64_t rows = 0;
   const void* b = nullptr;
   DType dtype = DType::f32;  // of b: f32, bf16 or i8
-  int64_t depth = 0;         // bf16: an odd one ends on half a pair, x and b are 0 there
+  int64_t depth = 0;         // of all; bf16: an odd one ends on half a pair, x and b are 0 there
   const float* scales = nullptr;
+
+  // The block at k0, a multiple of kPanelDepth.
+  PanelBlock block(int64_t k0, int64_t x_size) const;
   float* total = nullptr;  // [rows][kPanelCols]
   bool add = false;        // to total; else it is overwritten
-  bool stream = false;     // what follows b in memory is read next: fetch ahead
+  int64_t ahead = 0;       // what will be read next lies so many bytes behind b, and is fetched; 0: unknown
 };
+inline PanelBlock PanelBlock::block(int64_t k0, int64_t x_size) const {
+  PanelBlock one = *this;
+  one.x = static_cast<const char*>(x) + k0 * rows * x_size;
+  one.b = static_cast<const char*>(b) + k0 * kPanelCols * static_cast<int64_t>(size_of(dtype));
+  one.depth = depth - k0 < kPanelDepth ? depth - k0 : kPanelDepth;
+  if (scales) one.scales = scales + k0 / kQuantGroup * kPanelCols;
+  one.add = add || k0 > 0;
+  return one;
+}
 void multiply_panel(const PanelBlock& p);
 void multiply_panel_bf16(const PanelBlock& p);
 
