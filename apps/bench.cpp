@@ -11,6 +11,7 @@
 #include "common.h"
 #include "io/files.h"
 #include "ranks.h"
+#include "shipped.h"
 
 namespace hysparse {
 namespace {
@@ -28,17 +29,6 @@ struct Flags {
   DeviceFlags device;
   RankFlags ranks;
 };
-
-// A config that ships with the program: beside the working directory, the build or the installation.
-std::string shipped_config(const std::string& name) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error).parent_path();
-  for (const fs::path& dir : {fs::path("configs"), program / "../../configs", program / "../../../configs",
-                              program / "../share/hysparse/configs"})
-    if (fs::exists(dir / name, error)) return (dir / name).lexically_normal().string();
-  throw input_error("bench", fmt::format("configs/{} was not found", name), "name a config with --config");
-}
 
 // Attention operations and whole stacks, up to T 32k.
 void run_attention(Runtime& rt, const BenchSettings& settings, BenchReport& report) {
@@ -76,7 +66,9 @@ DType dtype_of(const std::string& name) {
 
 std::vector<BenchModel> models_of(const Flags& f, const Log& log) {
   std::vector<std::string> configs = f.configs;
-  if (configs.empty()) configs = {shipped_config("demo.json"), shipped_config("bench-30m.json")};
+  if (configs.empty())
+    for (const char* name : {"demo.json", "bench-30m.json"})
+      configs.push_back(shipped("configs", name, "name a config with --config"));
   std::vector<BenchModel> models;
   for (const std::string& path : configs) {
     const RunConfig config = load_run_config(path, f.sets, log);

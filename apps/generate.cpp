@@ -14,6 +14,7 @@
 #include "engine/generate.h"
 #include "engine/session.h"
 #include "io/files.h"
+#include "shipped.h"
 #include "text_model.h"
 
 namespace hysparse {
@@ -153,7 +154,7 @@ void run(const Flags& f) {
     throw input_error("--interactive", "prompts are read line by line from standard input",
                       "leave --prompt away");
   TextModel m =
-      load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
+      load_text_model(f.model.empty() ? shipped_model() : f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
                       machine.runtime().memory, warnings_only(machine.runtime().log));
   if (!f.tokens) m.text();
   m.loaded.weights->pack(machine.runtime());
@@ -184,7 +185,7 @@ void add_generate(CLI::App& app) {
   Flags& f = *flags;
   f.generate.sampling.temperature = 0.8;
   CLI::App& c = *app.add_subcommand("generate", "continue a prompt, or hold a conversation line by line");
-  c.add_option("--model", f.model, "model directory")->required();
+  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
   f.prompt_option = c.add_option("--prompt", f.prompt, "text to continue; an empty one starts a new text");
   c.add_option("--prompt-file", f.prompt_file, "file to continue; - is standard input");
   c.add_option("input", f.dash, "- reads the prompt from standard input")->check(CLI::IsMember({"-"}));

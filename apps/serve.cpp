@@ -12,6 +12,7 @@
 #include "common.h"
 #include "engine/engine_thread.h"
 #include "serve/server.h"
+#include "shipped.h"
 #include "text_model.h"
 
 namespace hysparse {
@@ -61,7 +62,8 @@ std::string model_name(const Flags& f) {
   return (path.has_filename() ? path : path.parent_path()).filename().string();
 }
 
-void run(const Flags& f) {
+void run(Flags f) {
+  if (f.model.empty()) f.model = shipped_model();
   check(f);
   ServerOptions options = f.server;
   options.page = !f.no_page;
@@ -100,7 +102,7 @@ void add_serve(CLI::App& app) {
   Flags& f = *flags;
   HttpOptions& h = f.server.http;
   CLI::App& c = *app.add_subcommand("serve", "answer OpenAI-compatible requests over HTTP; a chat page at /");
-  c.add_option("--model", f.model, "model directory")->required();
+  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
   c.add_option("--name", f.name, "what clients call the model; default: the directory's name");
   c.add_option("--host", h.host, "address to listen at; others than loopback need keys")
       ->capture_default_str();

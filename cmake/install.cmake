@@ -4,8 +4,9 @@ include(CMakePackageConfigHelpers)
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/hysparse)
 
 install(TARGETS hysparse RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-# apps/bench.cpp looks for it from the program's place.
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/hysparse FILES_MATCHING PATTERN *.json)
+# apps/shipped.cpp looks for them from the program's place.
+install(DIRECTORY models DESTINATION ${CMAKE_INSTALL_DATADIR}/hysparse)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 install(TARGETS hysparse_c EXPORT hysparse LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
