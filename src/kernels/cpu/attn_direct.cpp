@@ -19,7 +19,8 @@ template <int M>
 constexpr int kVectors = kLanes == 16 || M <= 3 ? 4 : 2;
 
 template <int M, int N, class T>
-HWY_INLINE void AddBlock(int n, int column, const float* const* p, const void* const* rows, float* const* c) {
+HWY_INLINE void AddBlock(int n, int column, const float* const* p, const void* const* rows, float* const* c,
+                         Fetcher& fetch) {
   const D d;
   V sum[M][N];
   HYSPARSE_UNROLL
@@ -27,7 +28,10 @@ HWY_INLINE void AddBlock(int n, int column, const float* const* p, const void* c
     HYSPARSE_UNROLL
     for (int x = 0; x < N; ++x) sum[i][x] = hn::LoadU(d, c[i] + column + x * kLanes);
   }
+  Fetcher f = fetch;  // in registers
   for (int j = 0; j < n; ++j) {
+    f.Step();
+    if constexpr (M == 1) f.Step();  // there are fewer steps
     const T* row = static_cast<const T*>(rows[j]) + column;
     V v[N];
     HYSPARSE_UNROLL
@@ -39,6 +43,7 @@ HWY_INLINE void AddBlock(int n, int column, const float* const* p, const void* c
       for (int x = 0; x < N; ++x) sum[i][x] = hn::MulAdd(pv, v[x], sum[i][x]);
     }
   }
+  fetch = f;
   HYSPARSE_UNROLL
   for (int i = 0; i < M; ++i) {
     HYSPARSE_UNROLL
@@ -46,18 +51,21 @@ HWY_INLINE void AddBlock(int n, int column, const float* const* p, const void* c
   }
 }
 template <int M, class T>
-HWY_INLINE void Add(int n, int width, const float* const* p, const void* const* rows, float* const* c) {
+HWY_INLINE void Add(int n, int width, const float* const* p, const void* const* rows, float* const* c,
+                    Fetcher& fetch) {
   int column = 0;
   for (; column + kVectors<M> * kLanes <= width; column += kVectors<M> * kLanes)
-    AddBlock<M, kVectors<M>, T>(n, column, p, rows, c);
-  for (; column < width; column += kLanes) AddBlock<M, 1, T>(n, column, p, rows, c);
+    AddBlock<M, kVectors<M>, T>(n, column, p, rows, c, fetch);
+  for (; column < width; column += kLanes) AddBlock<M, 1, T>(n, column, p, rows, c, fetch);
 }
 template <int M>
 void AddRowsTo(int n, int width, const float* const* p, const void* const* rows, bool is_bf16,
-               float* const* c) {
-  is_bf16 ? Add<M, bf16>(n, width, p, rows, c) : Add<M, float>(n, width, p, rows, c);
+               float* const* c, Fetcher& fetch) {
+  is_bf16 ? Add<M, bf16>(n, width, p, rows, c, fetch) : Add<M, float>(n, width, p, rows, c, fetch);
 }
-void AddDirect(int m, int n, int width, TileRows p, const void* const* rows, bool is_bf16, TileRows c) {
+void AddDirect(int m, int n, int width, TileRows p, const void* const* rows, bool is_bf16, TileRows c,
+               Ahead* ahead) {
+  Fetcher fetch(ahead, p.row(0));
   for (int i = 0; i < m;) {  // groups of nearly equal size
     const int groups = (m - i + kRows - 1) / kRows, count = (m - i + groups - 1) / groups;
     const float* pr[kRows];
@@ -66,14 +74,15 @@ void AddDirect(int m, int n, int width, TileRows p, const void* const* rows, boo
       pr[r] = p.row(i + r);
       cr[r] = c.row(i + r);
     }
-    if (count == 1) AddRowsTo<1>(n, width, pr, rows, is_bf16, cr);
-    if (count == 2) AddRowsTo<2>(n, width, pr, rows, is_bf16, cr);
-    if (count == 3) AddRowsTo<3>(n, width, pr, rows, is_bf16, cr);
-    if (count == 4) AddRowsTo<4>(n, width, pr, rows, is_bf16, cr);
-    if (count == 5) AddRowsTo<5>(n, width, pr, rows, is_bf16, cr);
-    if (count == 6) AddRowsTo<6>(n, width, pr, rows, is_bf16, cr);
+    if (count == 1) AddRowsTo<1>(n, width, pr, rows, is_bf16, cr, fetch);
+    if (count == 2) AddRowsTo<2>(n, width, pr, rows, is_bf16, cr, fetch);
+    if (count == 3) AddRowsTo<3>(n, width, pr, rows, is_bf16, cr, fetch);
+    if (count == 4) AddRowsTo<4>(n, width, pr, rows, is_bf16, cr, fetch);
+    if (count == 5) AddRowsTo<5>(n, width, pr, rows, is_bf16, cr, fetch);
+    if (count == 6) AddRowsTo<6>(n, width, pr, rows, is_bf16, cr, fetch);
     i += count;
   }
+  fetch.Stop();
 }
 
 void FillDirect(Kernels& k) {

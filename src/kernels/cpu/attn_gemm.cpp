@@ -5,8 +5,6 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include <limits>
-
 #include "kernels/cpu/attn_kernels.h"
 #include "kernels/cpu/attn_simd-inl.h"
 
@@ -28,48 +26,6 @@ constexpr int kWide = kVectors == 4 ? 4
                       : M == 1      ? 8
                       : M <= 3      ? 4
                                     : 2;
-
-// Walks the lines of the rows that are to be fetched ahead; when there are none, stays on one harmless line.
-class Fetcher {
- public:
-  Fetcher(Ahead* ahead, const void* harmless) : ahead_(ahead), line_(static_cast<const char*>(harmless)) {
-    if (!ahead_) return;
-    if (ahead_->left > 0) {
-      line_ = ahead_->line;
-      left_ = ahead_->left;
-      step_ = kLine;
-    } else {
-      NextRow();
-    }
-  }
-  HWY_INLINE void Step() {
-    __builtin_prefetch(line_, 0, 2);
-    line_ += step_;
-    if (HWY_UNLIKELY(--left_ == 0)) NextRow();
-  }
-  void Stop() const {
-    if (!ahead_) return;
-    ahead_->line = line_;
-    ahead_->left = step_ > 0 ? left_ : 0;
-  }
-
- private:
-  static constexpr ptrdiff_t kLine = 64;
-
-  HWY_NOINLINE void NextRow() {
-    left_ = std::numeric_limits<int>::max();
-    step_ = 0;
-    if (!ahead_ || ahead_->row == ahead_->end) return;
-    line_ = static_cast<const char*>(*ahead_->row++);
-    left_ = ahead_->lines;
-    step_ = kLine;
-  }
-
-  Ahead* ahead_;
-  const char* line_;
-  ptrdiff_t step_ = 0;
-  int left_ = std::numeric_limits<int>::max();
-};
 
 template <int M, int N>
 HWY_INLINE void Block(int depth, const float* const* HWY_RESTRICT a, ptrdiff_t a_step,

@@ -80,8 +80,8 @@ void GradOps::expect_keys(GradTile& t, int64_t s, int64_t p, int n, int64_t g) c
 void GradOps::load_key_rows(GradTile& t, int n) const {
   t.ahead = {};
   t.loaded = n;
-  kernels_.load_transposed(t.k_rows, shape_.bf16, n, shape_.d, t.kt, t.keys, nullptr);
-  kernels_.load_transposed(t.v_rows, shape_.bf16, n, shape_.dv, t.vt, t.keys, nullptr);
+  kernels_.load_transposed(t.k_rows, shape_.bf16, n, shape_.d, t.kt, t.keys);
+  kernels_.load_transposed(t.v_rows, shape_.bf16, n, shape_.dv, t.vt, t.keys);
   kernels_.load_rows(t.k_rows, shape_.bf16, n, shape_.d, 1.0f, t.k, shape_.dp);
 }
 

@@ -78,15 +78,15 @@ struct Kernels {
 
   // For few rows, straight from the rows of T: c row i += sum over j < n of p.row(i)[j] * rows[j], in the
   // order of gemm. The width is a multiple of direct_unit.
-  void (*add_direct)(int m, int n, int width, TileRows p, const void* const* rows, bool bf16, TileRows c);
+  void (*add_direct)(int m, int n, int width, TileRows p, const void* const* rows, bool bf16, TileRows c,
+                     Ahead* ahead);
   int direct_unit;
 
   // dst [n, ld] f32 = factor * rows; columns from width to ld are zeroed.
   void (*load_rows)(const void* const* rows, bool bf16, int n, int width, float factor, float* dst,
                     ptrdiff_t ld);
-  // dst [width, ld] f32: column j is row j; columns from n to padded(n) are zeroed. ahead: may be null.
-  void (*load_transposed)(const void* const* rows, bool bf16, int n, int width, float* dst, ptrdiff_t ld,
-                          Ahead* ahead);
+  // dst [width, ld] f32: column j is row j; columns from n to padded(n) are zeroed.
+  void (*load_transposed)(const void* const* rows, bool bf16, int n, int width, float* dst, ptrdiff_t ld);
   // rows[i][0..width) = factor[i] * src row i, rounded to T.
   void (*store_rows)(const float* src, ptrdiff_t ld, const float* factor, int n, int width, bool bf16,
                      void* const* rows);

@@ -136,14 +136,8 @@ HWY_INLINE int TransposeSquares(const void* const* rows, const bf16*, int width,
 
 template <class T>
 HWY_INLINE void LoadTransposedT(const void* const* rows, int n, int width, float* HWY_RESTRICT dst,
-                                ptrdiff_t ld, Ahead* ahead) {
+                                ptrdiff_t ld) {
   int i = 0;
-  const auto fetch = [&](int count) HWY_ATTR {
-    if (ahead)
-      for (int x = 0; x < count && ahead->row < ahead->end; ++x, ++ahead->row)
-        for (int line = 0; line < ahead->lines; ++line)
-          __builtin_prefetch(static_cast<const char*>(*ahead->row) + 64 * line, 0, 2);
-  };
   const auto four = [&](int from, int begin) HWY_ATTR {
     const T* r[4];
     for (int x = 0; x < 4; ++x) r[x] = static_cast<const T*>(rows[from + x]) + begin;
@@ -152,17 +146,13 @@ HWY_INLINE void LoadTransposedT(const void* const* rows, int n, int width, float
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (kLanes >= 8)
     for (; i + 8 <= n; i += 8) {
-      fetch(16);  // as many keys, and values
       const int done = TransposeSquares(rows + i, static_cast<const T*>(nullptr), width, dst + i, ld);
       if (done == width) continue;
       four(i, done);
       four(i + 4, done);
     }
 #endif
-  for (; i + 4 <= n; i += 4) {
-    fetch(8);
-    four(i, 0);
-  }
+  for (; i + 4 <= n; i += 4) four(i, 0);
   for (; i < n; ++i) {
     const T* r = static_cast<const T*>(rows[i]);
     for (int j = 0; j < width; ++j) dst[j * ld + i] = ToFloat(r[j]);
@@ -172,12 +162,11 @@ HWY_INLINE void LoadTransposedT(const void* const* rows, int n, int width, float
     for (int j = 0; j < width; ++j)
       for (int c = n; c < end; ++c) dst[j * ld + c] = 0;
 }
-void LoadTransposed(const void* const* rows, bool is_bf16, int n, int width, float* dst, ptrdiff_t ld,
-                    Ahead* ahead) {
+void LoadTransposed(const void* const* rows, bool is_bf16, int n, int width, float* dst, ptrdiff_t ld) {
   if (is_bf16)
-    LoadTransposedT<bf16>(rows, n, width, dst, ld, ahead);
+    LoadTransposedT<bf16>(rows, n, width, dst, ld);
   else
-    LoadTransposedT<float>(rows, n, width, dst, ld, ahead);
+    LoadTransposedT<float>(rows, n, width, dst, ld);
 }
 
 template <class T>

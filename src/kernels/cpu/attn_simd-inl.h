@@ -8,6 +8,8 @@
 
 #include <hwy/highway.h>
 
+#include <limits>
+
 #include "kernels/cpu/attn_kernels.h"
 #include "kernels/cpu/unroll.h"
 #include "tensor/dtype.h"
@@ -59,6 +61,48 @@ HWY_INLINE void StoreF(hn::Vec<DF> v, DF, bf16* p) {
   const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
   hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded))), d16, &p->bits);
 }
+
+// Walks the lines of the rows that are to be fetched ahead; when there are none, stays on one harmless line.
+class Fetcher {
+ public:
+  Fetcher(Ahead* ahead, const void* harmless) : ahead_(ahead), line_(static_cast<const char*>(harmless)) {
+    if (!ahead_) return;
+    if (ahead_->left > 0) {
+      line_ = ahead_->line;
+      left_ = ahead_->left;
+      step_ = kLine;
+    } else {
+      NextRow();
+    }
+  }
+  HWY_INLINE void Step() {
+    __builtin_prefetch(line_, 0, 2);
+    line_ += step_;
+    if (HWY_UNLIKELY(--left_ == 0)) NextRow();
+  }
+  void Stop() const {
+    if (!ahead_) return;
+    ahead_->line = line_;
+    ahead_->left = step_ > 0 ? left_ : 0;
+  }
+
+ private:
+  static constexpr ptrdiff_t kLine = 64;
+
+  HWY_NOINLINE void NextRow() {
+    left_ = std::numeric_limits<int>::max();
+    step_ = 0;
+    if (!ahead_ || ahead_->row == ahead_->end) return;
+    line_ = static_cast<const char*>(*ahead_->row++);
+    left_ = ahead_->lines;
+    step_ = kLine;
+  }
+
+  Ahead* ahead_;
+  const char* line_;
+  ptrdiff_t step_ = 0;
+  int left_ = std::numeric_limits<int>::max();
+};
 
 // 2^x for x <= 128 (infinite from 127.5 on), relative error below 2e-7; 0 below 2^-126; NaN stays NaN. A
 // polynomial in the fraction of x (minimax on [-1/2, 1/2], relative error 2e-9), then the exponent by integer

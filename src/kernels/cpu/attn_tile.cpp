@@ -130,13 +130,10 @@ void TileOps::attend_columns(Tile& t, int first, int rows, const int32_t* index,
   const TileRows q{t.q + int64_t(first) * shape_.dp, shape_.dp, index};
   const TileRows s{t.s, t.scores, nullptr};
   const TileRows o{t.o + int64_t(first) * shape_.dvp, shape_.dvp, index};
-  // Few rows take the values where they lie: packing them costs as much as some ten rows of products. Their
-  // products are too few to fetch ahead by, so that is done while keys are packed.
+  // Few rows take the values where they lie: packing them costs as much as some ten rows of products.
   constexpr int kFew = 12;
   const bool few = rows <= kFew && shape_.dv % kernels_.direct_unit == 0;
-  if (!t.packed_k)
-    kernels_.load_transposed(t.k_rows, shape_.bf16, t.loaded, shape_.d, t.kt, t.keys,
-                             few ? &t.ahead : nullptr);
+  if (!t.packed_k) kernels_.load_transposed(t.k_rows, shape_.bf16, t.loaded, shape_.d, t.kt, t.keys);
   t.packed_k = true;
   kernels_.gemm(rows, static_cast<int>(padded(seen)), shape_.d, q, 1, t.kt + column, t.keys, s, false,
                 &t.ahead);
@@ -163,7 +160,7 @@ void TileOps::attend_columns(Tile& t, int first, int rows, const int32_t* index,
   }
   kernels_.softmax(soft);
   if (few && !t.packed_v) {
-    kernels_.add_direct(rows, seen, shape_.dv, s, t.v_rows + column, shape_.bf16, o);
+    kernels_.add_direct(rows, seen, shape_.dv, s, t.v_rows + column, shape_.bf16, o, &t.ahead);
     return;
   }
   if (!t.packed_v) kernels_.load_rows(t.v_rows, shape_.bf16, t.loaded, shape_.dv, 1.0f, t.v, shape_.dvp);
