@@ -72,6 +72,7 @@ void run(Flags f) {
   TextModel m =
       load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
                       machine.runtime().memory, warnings_only(machine.runtime().log));
+  m.loaded.weights->pack(machine.runtime());
   const EngineOptions engine_settings = engine_options(f, m);
   ServedModel served = describe_model(m, model_name(f), f.chat_template, 0);
   ModelStep step(m.model());
