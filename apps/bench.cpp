@@ -113,6 +113,8 @@ void run_rank(const Flags& f, const std::vector<std::string>& parts, const RankC
   if (wants("prefill") || wants("decode"))
     for (const BenchModel& m : models)
       bench_inference(rt, m, settings, wants("prefill"), wants("decode"), report);
+  if (wants("engine"))
+    for (const BenchModel& m : models) bench_engine(rt, m, settings, report);
 
   if (!rank.is_root()) return;
   if (!f.json.empty()) write_file_atomic(f.json, report.json());
@@ -135,8 +137,8 @@ void run(const Flags& f) {
   std::vector<std::string> parts = f.parts;
   const bool on_gpu = f.device.device == "cuda" || f.ranks.gpus > 0;
   if (parts.empty() || std::count(parts.begin(), parts.end(), "all"))
-    parts = on_gpu ? std::vector<std::string>{"train", "prefill", "decode"}
-                   : std::vector<std::string>{"kernels", "attention", "train", "prefill", "decode"};
+    parts = on_gpu ? std::vector<std::string>{"train", "prefill", "decode", "engine"}
+                   : std::vector<std::string>{"kernels", "attention", "train", "prefill", "decode", "engine"};
   const auto wants = [&](const char* part) { return std::count(parts.begin(), parts.end(), part) > 0; };
   if (f.list_kernels) return list(f);
   for (const char* part : {"kernels", "gemm", "attention"})
@@ -157,10 +159,10 @@ void add_bench(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
   Flags& f = *flags;
   CLI::App& c = *app.add_subcommand("bench", "measure kernels and whole models with random weights");
-  c.add_option(
-       "part", f.parts,
-       "kernels, gemm (beside oneDNN), attention, train, prefill, decode, or all (the default: without gemm)")
-      ->check(CLI::IsMember({"kernels", "gemm", "attention", "train", "prefill", "decode", "all"}));
+  c.add_option("part", f.parts,
+               "kernels, gemm (beside oneDNN), attention, train, prefill, decode, engine, or all (the "
+               "default: without gemm)")
+      ->check(CLI::IsMember({"kernels", "gemm", "attention", "train", "prefill", "decode", "engine", "all"}));
   c.add_option("--config", f.configs,
                "run file or config.json of a model; default: the demo's and bench-30m.json");
   c.add_option("--set", f.sets, "key=value over the configs; may be given again and again");
@@ -184,6 +186,12 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(0, 999));
   c.add_flag("--step-profile", f.settings.step_profile,
              "train: one more step, its time by kernel family (each call is waited for)");
+  c.add_option("--requests", f.settings.requests, "engine: how many requests decode at once, one figure each")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  c.add_option("--decode-tokens", f.settings.decode_tokens, "tokens that a run of decode or engine decodes")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
   c.add_option("--repeat", f.settings.repeats, "runs of each figure; the median counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

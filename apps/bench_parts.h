@@ -1,6 +1,8 @@
 // The parts of `hysparse bench`.
 #pragma once
 
+#include <vector>
+
 #include "bench_report.h"
 #include "kernels/ops.h"
 #include "model/weights.h"
@@ -16,8 +18,9 @@ struct BenchSettings {
   int64_t context = 4096;  // of prefill and decode
   int64_t chunk = 512;
   int64_t attention_tokens = 32768;
-  int64_t decode_tokens = 16;  // a run
-  bool step_profile = false;   // also the time of a step by kernel family
+  int64_t decode_tokens = 16;                    // a run
+  std::vector<int64_t> requests = {1, 2, 4, 8};  // of the engine at once
+  bool step_profile = false;                     // also the time of a step by kernel family
 };
 
 // A model to measure: random weights of a config.
@@ -38,5 +41,9 @@ void bench_train(Runtime& rt, const BenchModel& model, const BenchSettings& sett
 // Prefill of `context` tokens in chunks, and decode behind them; `prefill`, `decode`: which to report.
 void bench_inference(Runtime& rt, const BenchModel& model, const BenchSettings& settings, bool prefill,
                      bool decode, BenchReport& report);
+
+// Tokens a second of settings.requests at once, and the first token of a prompt of `context` tokens without
+// and with its prefix in the cache.
+void bench_engine(Runtime& rt, const BenchModel& model, const BenchSettings& settings, BenchReport& report);
 
 }  // namespace hysparse

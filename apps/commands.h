@@ -12,7 +12,7 @@ namespace hysparse {
 #define HYSPARSE_COMMANDS(X)                              \
   X(tokenizer) X(data)                                    \
   X(init) X(train) X(demo)                                \
-  X(generate) X(serve) X(perplexity) X(logits)                     \
+  X(generate) X(batch) X(serve) X(perplexity) X(logits)                     \
   X(import) X(export)                                     \
   X(plan) X(inspect) X(bench) X(completion)
 // clang-format on

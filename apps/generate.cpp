@@ -13,6 +13,7 @@
 #include "common.h"
 #include "engine/generate.h"
 #include "engine/session.h"
+#include "engine_flags.h"
 #include "io/files.h"
 #include "shipped.h"
 #include "text_model.h"
@@ -194,20 +195,7 @@ void add_generate(CLI::App& app) {
                "most tokens of an answer; -1: until the context is full")
       ->check(CLI::Range(int64_t(-1), std::numeric_limits<int64_t>::max()))
       ->capture_default_str();
-  SamplerOptions& s = f.generate.sampling;
-  c.add_option("--temperature", s.temperature, "0 is greedy: always the likeliest token")
-      ->capture_default_str();
-  c.add_option("--top-k", s.top_k, "draw among the k likeliest tokens; 0: all")->capture_default_str();
-  c.add_option("--top-p", s.top_p, "draw among the fewest tokens whose probabilities reach this sum")
-      ->capture_default_str();
-  c.add_option("--min-p", s.min_p, "drop tokens less likely than this share of the likeliest")
-      ->capture_default_str();
-  c.add_option("--repetition-penalty", s.repetition_penalty,
-               "above 1: tokens already seen become less likely")
-      ->capture_default_str();
-  c.add_option("--seed", s.seed, "the same seed gives the same text, on any number of threads")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  add_sampling_flags(c, f.generate.sampling);
   c.add_option("--stop", f.generate.stops, "end before this text; may be given again");
   c.add_flag("--ignore-eos", f.ignore_eos, "go on behind end-of-text tokens");
   c.add_flag("--special", f.special, "special tokens' texts in the prompt (<|endoftext|>) are those tokens");

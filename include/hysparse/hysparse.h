@@ -141,7 +141,8 @@ enum {
   HYSPARSE_FINISH_STOP = 1, /* a stop text */
   HYSPARSE_FINISH_EOS = 2,
   HYSPARSE_FINISH_LENGTH = 3, /* max_new_tokens, or the context is full */
-  HYSPARSE_FINISH_CANCELLED = 4
+  HYSPARSE_FINISH_CANCELLED = 4,
+  HYSPARSE_FINISH_ERROR = 5 /* of the engine's answers: the event says why */
 };
 
 typedef struct hysparse_generation hysparse_generation;
@@ -188,6 +189,84 @@ typedef int (*hysparse_text_callback)(void* user, const char* text, size_t bytes
 HYSPARSE_API int hysparse_generate(hysparse_model* model, const char* prompt, size_t bytes,
                                    const hysparse_generate_options* options, hysparse_text_callback callback,
                                    void* user, hysparse_generation** out);
+
+/* ---- engine: many answers at once over one cache of bounded size (docs/engine.md) */
+
+typedef struct hysparse_engine hysparse_engine;
+typedef struct hysparse_answer hysparse_answer;
+
+typedef struct {
+  size_t size;
+  int64_t context;           /* most tokens of prompt and answer together; 0: the model's */
+  int64_t kv_bytes;          /* of the cache; 0: what is left */
+  int64_t page_size;         /* tokens, a multiple of the selection block; 0: at least 64 */
+  int64_t max_sequences;     /* answers that run at once; 0: the default */
+  int64_t step_tokens;       /* most tokens that go through the model at once */
+  int64_t snapshot_interval; /* tokens between ring snapshots within a prompt */
+  int64_t speculate;         /* most tokens that n-gram look-up proposes at once; 0: none */
+  int64_t max_queued;        /* answers that may wait; -1: no limit */
+  int32_t prefix_cache;      /* 0: every prompt is computed anew */
+  int32_t recompute;         /* 0: preempted answers move to host memory; 1: they are computed again */
+  int32_t batch_invariant;   /* -1: as the device has it; 0, 1 */
+} hysparse_engine_options;
+#define HYSPARSE_ENGINE_OPTIONS_INIT \
+  { sizeof(hysparse_engine_options), 0, 0, 0, 0, 512, 4096, 0, -1, 1, 0, -1 }
+
+/* Takes the cache's memory and starts the thread that computes; it takes turns with other calls on the model.
+ */
+HYSPARSE_API int hysparse_engine_start(hysparse_model* model, const hysparse_engine_options* options,
+                                       hysparse_engine** out);
+/* What still runs ends as cancelled. */
+HYSPARSE_API int hysparse_engine_free(hysparse_engine* engine);
+
+typedef struct {
+  size_t size;
+  int32_t n;            /* choices: answers to the same prompt */
+  int32_t priority;     /* higher goes first */
+  int32_t cache_prompt; /* 0: neither uses nor fills the prefix cache */
+} hysparse_submit_options;
+#define HYSPARSE_SUBMIT_OPTIONS_INIT \
+  { sizeof(hysparse_submit_options), 1, 0, 1 }
+
+/* Queues a request and returns at once. Both options may be NULL; of generate_options, context, chunk and
+ * special do not matter here. What can never be served is HYSPARSE_BAD_ARGUMENT at once. */
+HYSPARSE_API int hysparse_engine_submit(hysparse_engine* engine, const int32_t* prompt, size_t count,
+                                        const hysparse_generate_options* options,
+                                        const hysparse_submit_options* submit, hysparse_answer** out);
+
+typedef struct {
+  size_t size;
+  int32_t choice;   /* -1: nothing new within the time */
+  int32_t finish;   /* HYSPARSE_FINISH_...; nothing more of this choice follows */
+  const char* text; /* what is new: whole characters. Pointers live until the next call with this answer */
+  size_t text_bytes;
+  const int32_t* tokens;
+  size_t token_count;
+  const char* error; /* of HYSPARSE_FINISH_ERROR; else empty */
+  int32_t last;      /* 1: the very last event of all choices; the counts below are set */
+  int64_t prompt_tokens, cached_tokens, completion_tokens;
+} hysparse_event;
+/* Waits up to timeout_ms for something new; events that nobody took run together. HYSPARSE_END: all was
+ * taken. */
+HYSPARSE_API int hysparse_answer_next(hysparse_answer* answer, int64_t timeout_ms, hysparse_event* event);
+/* From any thread, at any time. */
+HYSPARSE_API int hysparse_answer_cancel(hysparse_answer* answer);
+/* Cancels what still runs. */
+HYSPARSE_API int hysparse_answer_free(hysparse_answer* answer);
+
+typedef struct {
+  size_t size;
+  int64_t context;         /* that the engine has */
+  int64_t queued, running; /* choices, now */
+  int64_t page_size, pages, pages_used, pages_cached;
+  int64_t slots, slots_running, slots_snapshots;  /* of rings */
+  int64_t submitted, finished, cancelled, failed; /* requests, since the start */
+  int64_t prompt_tokens, cached_tokens, generated_tokens, drafted, accepted;
+  int64_t cache_hits, preemptions, steps;
+  double step_seconds;
+  int32_t healthy; /* a step ended within the last minute, or there is nothing to do; and nothing broke */
+} hysparse_engine_stats;
+HYSPARSE_API int hysparse_engine_get_stats(hysparse_engine* engine, hysparse_engine_stats* stats);
 
 /* ---- perplexity */
 

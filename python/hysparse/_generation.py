@@ -15,7 +15,7 @@ from ._handle import Handle
 if TYPE_CHECKING:
     from ._model import Model
 
-_FINISH = {1: "stop", 2: "eos", 3: "length", 4: "cancelled"}
+FINISH = {1: "stop", 2: "eos", 3: "length", 4: "cancelled"}
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Generation(Handle):
         c.call("hysparse_generation_get_result", handle, C.byref(result))
         text = C.string_at(result.text, result.text_bytes) if result.text_bytes else b""
         return Answer(
-            text.decode("utf-8", "replace"), result.tokens[: result.token_count] if result.token_count else [], _FINISH.get(result.finish),
+            text.decode("utf-8", "replace"), result.tokens[: result.token_count] if result.token_count else [], FINISH.get(result.finish),
             int(result.prompt_tokens), float(result.prompt_seconds), float(result.decode_seconds), int(result.kv_bytes),
         )
 

@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from ._errors import Error, FAILURE
 
-MODEL, TOKENIZER, GENERATION = "model", "tokenizer", "generation"
+MODEL, TOKENIZER, GENERATION, ENGINE, ANSWER = "model", "tokenizer", "generation", "engine", "answer"
 END = 1
 
 LogCallback = C.CFUNCTYPE(None, C.c_void_p, C.c_int, C.c_char_p)
@@ -49,6 +49,37 @@ class GenerationResult(C.Structure):
         ("size", C.c_size_t), ("text", C.c_void_p), ("text_bytes", C.c_size_t), ("tokens", C.POINTER(C.c_int32)),
         ("token_count", C.c_size_t), ("finish", C.c_int32), ("prompt_tokens", C.c_int64), ("prompt_seconds", C.c_double),
         ("decode_seconds", C.c_double), ("kv_bytes", C.c_int64),
+    ]
+
+
+class EngineOptions(C.Structure):
+    _fields_ = [
+        ("size", C.c_size_t), ("context", C.c_int64), ("kv_bytes", C.c_int64), ("page_size", C.c_int64), ("max_sequences", C.c_int64),
+        ("step_tokens", C.c_int64), ("snapshot_interval", C.c_int64), ("speculate", C.c_int64), ("max_queued", C.c_int64),
+        ("prefix_cache", C.c_int32), ("recompute", C.c_int32), ("batch_invariant", C.c_int32),
+    ]
+
+
+class SubmitOptions(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("n", C.c_int32), ("priority", C.c_int32), ("cache_prompt", C.c_int32)]
+
+
+class Event(C.Structure):
+    _fields_ = [
+        ("size", C.c_size_t), ("choice", C.c_int32), ("finish", C.c_int32), ("text", C.c_void_p), ("text_bytes", C.c_size_t),
+        ("tokens", C.POINTER(C.c_int32)), ("token_count", C.c_size_t), ("error", C.c_char_p), ("last", C.c_int32),
+        ("prompt_tokens", C.c_int64), ("cached_tokens", C.c_int64), ("completion_tokens", C.c_int64),
+    ]
+
+
+class EngineStats(C.Structure):
+    _fields_ = [
+        ("size", C.c_size_t), ("context", C.c_int64), ("queued", C.c_int64), ("running", C.c_int64), ("page_size", C.c_int64),
+        ("pages", C.c_int64), ("pages_used", C.c_int64), ("pages_cached", C.c_int64), ("slots", C.c_int64), ("slots_running", C.c_int64),
+        ("slots_snapshots", C.c_int64), ("submitted", C.c_int64), ("finished", C.c_int64), ("cancelled", C.c_int64), ("failed", C.c_int64),
+        ("prompt_tokens", C.c_int64), ("cached_tokens", C.c_int64), ("generated_tokens", C.c_int64), ("drafted", C.c_int64),
+        ("accepted", C.c_int64), ("cache_hits", C.c_int64), ("preemptions", C.c_int64), ("steps", C.c_int64), ("step_seconds", C.c_double),
+        ("healthy", C.c_int32),
     ]
 
 
@@ -98,6 +129,13 @@ _SIGNATURES: dict[str, list[Any]] = {
     "hysparse_generation_cancel": [C.c_void_p],
     "hysparse_generation_get_result": [C.c_void_p, C.POINTER(GenerationResult)],
     "hysparse_generation_free": [C.c_void_p],
+    "hysparse_engine_start": [C.c_void_p, C.POINTER(EngineOptions), _out],
+    "hysparse_engine_free": [C.c_void_p],
+    "hysparse_engine_submit": [C.c_void_p, C.c_void_p, C.c_size_t, C.POINTER(GenerateOptions), C.POINTER(SubmitOptions), _out],
+    "hysparse_engine_get_stats": [C.c_void_p, C.POINTER(EngineStats)],
+    "hysparse_answer_next": [C.c_void_p, C.c_int64, C.POINTER(Event)],
+    "hysparse_answer_cancel": [C.c_void_p],
+    "hysparse_answer_free": [C.c_void_p],
     "hysparse_perplexity": [C.c_void_p, C.c_void_p, C.POINTER(C.c_size_t), C.c_size_t, C.POINTER(PerplexityOptions), C.POINTER(PerplexityResult)],
     "hysparse_plan": [C.c_char_p, C.POINTER(PlanOptions), _out],
 }

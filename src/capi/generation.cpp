@@ -9,8 +9,6 @@
 namespace hysparse::capi {
 namespace {
 
-const hysparse_generate_options kDefaults = HYSPARSE_GENERATE_OPTIONS_INIT;
-
 std::vector<std::string> texts(const char* const* list, size_t count, const char* name) {
   array(list, count, name);
   std::vector<std::string> out;
@@ -30,15 +28,9 @@ struct GenerationObject {
     if (o.max_new_tokens < -1)
       throw expected_error("max_new_tokens", "-1 or more", std::to_string(o.max_new_tokens));
     GenerateOptions g;
-    g.sampling = {.temperature = o.temperature,
-                  .top_k = o.top_k,
-                  .top_p = o.top_p,
-                  .min_p = o.min_p,
-                  .repetition_penalty = o.repetition_penalty,
-                  .seed = o.seed};
-    g.sampling.check();
+    g.sampling = sampling_of(o);
     g.max_new_tokens = o.max_new_tokens;
-    g.stops = texts(o.stop, o.stop_count, "stop");
+    g.stops = stop_texts(o);
     if (!g.stops.empty()) text.text();  // or says what is missing
     if (!o.ignore_eos) g.eos = text.eos;
     if (text.tokenizer) {
@@ -89,9 +81,27 @@ hysparse_generation* add(std::shared_ptr<GenerationObject> g) {
   return static_cast<hysparse_generation*>(add_handle(HandleKind::generation, std::move(g), AfterFork::dead));
 }
 
-int32_t finish_code(const GenerationObject& g) {
-  if (!g.generator->done()) return HYSPARSE_FINISH_NONE;
-  switch (g.generator->result().reason) {
+}  // namespace
+
+const hysparse_generate_options kGenerateDefaults = HYSPARSE_GENERATE_OPTIONS_INIT;
+
+SamplerOptions sampling_of(const hysparse_generate_options& o) {
+  SamplerOptions s{.temperature = o.temperature,
+                   .top_k = o.top_k,
+                   .top_p = o.top_p,
+                   .min_p = o.min_p,
+                   .repetition_penalty = o.repetition_penalty,
+                   .seed = o.seed};
+  s.check();
+  return s;
+}
+
+std::vector<std::string> stop_texts(const hysparse_generate_options& o) {
+  return texts(o.stop, o.stop_count, "stop");
+}
+
+int32_t finish_code(FinishReason reason) {
+  switch (reason) {
     case FinishReason::stop:
       return HYSPARSE_FINISH_STOP;
     case FinishReason::eos:
@@ -100,13 +110,12 @@ int32_t finish_code(const GenerationObject& g) {
       return HYSPARSE_FINISH_LENGTH;
     case FinishReason::cancelled:
       return HYSPARSE_FINISH_CANCELLED;
-    case FinishReason::error:  // a Generator throws instead
-      break;
+    case FinishReason::error:
+      return HYSPARSE_FINISH_ERROR;
   }
   return HYSPARSE_FINISH_NONE;
 }
 
-}  // namespace
 }  // namespace hysparse::capi
 
 using namespace hysparse;
@@ -119,7 +128,7 @@ int hysparse_generation_start(hysparse_model* model, const int32_t* prompt, size
   return guarded([&] {
     const auto m = model_of(model);
     required(out, "out");
-    const hysparse_generate_options o = take_options(options, kDefaults, "generate options");
+    const hysparse_generate_options o = take_options(options, kGenerateDefaults, "generate options");
     std::vector<int32_t> ids = m->text.or_start(m->checked_ids(prompt, count, "prompt"));
     *out = add(std::make_shared<GenerationObject>(m, std::move(ids), o));
     return HYSPARSE_OK;
@@ -150,8 +159,9 @@ int hysparse_generation_get_result(hysparse_generation* generation, hysparse_gen
     check_result(result, "generation result");
     const auto used = use(*g);
     const Generation& r = g->generator->result();
-    put_result(result, {0, r.text.c_str(), r.text.size(), r.tokens.data(), r.tokens.size(), finish_code(*g),
-                        r.prompt_tokens, r.prompt_seconds, r.decode_seconds,
+    put_result(result, {0, r.text.c_str(), r.text.size(), r.tokens.data(), r.tokens.size(),
+                        g->generator->done() ? finish_code(r.reason) : HYSPARSE_FINISH_NONE, r.prompt_tokens,
+                        r.prompt_seconds, r.decode_seconds,
                         g->session->kv().page_bytes() + g->session->kv().ring_bytes()});
     return HYSPARSE_OK;
   });
@@ -170,7 +180,7 @@ int hysparse_generate(hysparse_model* model, const char* prompt, size_t bytes,
   return guarded([&] {
     const auto m = model_of(model);
     array(prompt, bytes, "prompt");
-    const hysparse_generate_options o = take_options(options, kDefaults, "generate options");
+    const hysparse_generate_options o = take_options(options, kGenerateDefaults, "generate options");
     std::vector<int32_t> ids =
         m->text.or_start(m->text.text().encode_from_start({prompt, bytes}, o.special != 0));
     auto g = std::make_shared<GenerationObject>(m, m->checked_ids(ids.data(), ids.size(), "prompt"), o);

@@ -43,7 +43,19 @@ Registry& registry() {
 [[maybe_unused]] const Registry& made_at_load = registry();
 
 const char* name(HandleKind kind) {
-  return kind == HandleKind::model ? "model" : kind == HandleKind::tokenizer ? "tokenizer" : "generation";
+  switch (kind) {
+    case HandleKind::model:
+      return "model";
+    case HandleKind::tokenizer:
+      return "tokenizer";
+    case HandleKind::generation:
+      return "generation";
+    case HandleKind::engine:
+      return "engine";
+    case HandleKind::answer:
+      return "answer";
+  }
+  return "object";
 }
 
 bool dead(const Registry& r, const Entry& e) {

@@ -6,7 +6,7 @@
 
 namespace hysparse::capi {
 
-enum class HandleKind { model, tokenizer, generation };
+enum class HandleKind { model, tokenizer, generation, engine, answer };
 
 // After fork() objects with threads or locks of the parent are dead in the child: find_handle() refuses them,
 // free_handle() only forgets them.

@@ -47,6 +47,50 @@ class Cli : public testing::Test {
 };
 fs::path Cli::root_;
 
+// Many prompts at once say what each says alone, in the order of the file, under any settings of the engine.
+TEST_F(Cli, BatchAnswersAFileOfPrompts) {
+  std::string lines;
+  for (int i = 0; i < 6; ++i)
+    lines += R"({"id": "p)" + std::to_string(i) + R"(", "prompt": "Line )" + std::to_string(i * 7919 % 1000) +
+             R"(: the quick", "max_new_tokens": )" + std::to_string(3 + 4 * i) + R"(, "seed": )" +
+             std::to_string(i) + (i == 2 ? ", \"n\": 3" : "") + "}\n";
+  write_text(path("prompts.jsonl"), lines);
+  const std::string batch = "batch --model " + path("run/model") + " " + path("prompts.jsonl") + " --dtype f64 ";
+  const Result all = run(batch);
+  ASSERT_EQ(all.code, 0) << all.output;
+  std::istringstream answers(all.output);
+  std::string line;
+  int count = 0;
+  for (; std::getline(answers, line); ++count) {
+    const Json json = parse_json(line, "answer");
+    EXPECT_EQ(json["index"], count);
+    EXPECT_EQ(json["id"], "p" + std::to_string(count));
+    ASSERT_EQ(json["choices"].size(), count == 2 ? 3u : 1u);
+    const Result alone = run("generate --model " + path("run/model") + " --prompt \"Line " +
+                             std::to_string(count * 7919 % 1000) + ": the quick\" --max-new-tokens " +
+                             std::to_string(3 + 4 * count) + " --dtype f64 --seed " + std::to_string(count));
+    EXPECT_EQ(json["choices"][0]["text"].get<std::string>() + "\n", alone.output);
+  }
+  EXPECT_EQ(count, 6);
+  for (const char* how :
+       {"--max-sequences 1 --no-prefix-cache", "--step-tokens 7 --speculate 4 --kv-memory 200KB",
+        "--preemption recompute --snapshot-interval 8 --kv-memory 200KB"}) {
+    const Result other = run(batch + how);
+    ASSERT_EQ(other.code, 0) << other.output;
+    std::istringstream a(all.output), b(other.output);
+    for (std::string x, y; std::getline(a, x) && std::getline(b, y);)
+      EXPECT_EQ(parse_json(x, "a")["choices"], parse_json(y, "b")["choices"]) << how;
+  }
+  write_text(path("bad.jsonl"), "{\"prompt\": \"a\"}\n{\"promt\": \"a\"}\n");
+  expect_bad("batch --model " + path("run/model") + " " + path("bad.jsonl"), "line 2");
+  write_text(path("bad.jsonl"), "{\"prompt\": \"a\", \"temprature\": 1}\n");
+  expect_bad("batch --model " + path("run/model") + " " + path("bad.jsonl"), "did you mean temperature?");
+  write_text(path("bad.jsonl"), "{\"tokens\": [1, 320]}\n");
+  expect_bad("batch --model " + path("run/model") + " " + path("bad.jsonl"), "line 1");
+  expect_bad(batch + "--kv-memory 1KB", "kv_memory");
+  expect_bad(batch + "--preemption maybe", "--preemption");
+}
+
 TEST_F(Cli, TrainedModelWorksInEveryCommand) {
   expect_ok("generate --model " + path("run/model") + " --prompt \"Line 1\" --max-new-tokens 8 --seed 3");
   expect_ok("perplexity --model " + path("run/model") + " --input " + path("text.txt"));

@@ -1,0 +1,125 @@
+// The engine: tokens a second of one request and of many at once, and what a cached prefix saves.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "bench_parts.h"
+#include "engine/engine.h"
+
+namespace hysparse {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Request random_request(int64_t prompt, int64_t answer, int64_t vocab, uint64_t seed) {
+  Rng rng(seed);
+  Request r;
+  for (int64_t i = 0; i < prompt; ++i)
+    r.prompt.push_back(static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab))));
+  r.max_new_tokens = answer;
+  r.sampling.seed = seed;
+  return r;
+}
+
+struct Running {
+  std::unique_ptr<Answer> answer;
+  size_t drawn = 0;
+  void take() {
+    while (const auto event = answer->next(std::chrono::milliseconds(0))) drawn += event->tokens.size();
+  }
+};
+
+// Seconds until the first token is there.
+double first_token(Engine& engine, Request request) {
+  const Clock::time_point start = Clock::now();
+  Running r{engine.submit(std::move(request))};
+  while (r.drawn == 0 && engine.step()) r.take();
+  const double seconds = seconds_since(start);
+  while (engine.step()) {
+  }
+  return seconds;
+}
+
+}  // namespace
+
+void bench_engine(Runtime& rt, const BenchModel& m, const BenchSettings& settings, BenchReport& report) {
+  const ModelConfig& config = m.config.model;
+  const LayerPlan plan = build_layer_plan(config);
+  Weights weights(config, plan, WeightOptions{.compute = settings.compute, .format = settings.weights},
+                  rt.memory);
+  weights.init_random(config, plan, 1, &rt.pool);
+  Model model(config, weights);
+  ModelStep step(model);
+
+  EngineOptions options;
+  options.context = std::min(config.max_position_embeddings, std::max<int64_t>(settings.context + 64, 1024));
+  options.step_tokens = settings.chunk;
+  const int64_t most = *std::max_element(settings.requests.begin(), settings.requests.end());
+  options.memory.max_sequences = most;
+  const KvBytes bytes = kv_bytes(config, plan, static_cast<int>(size_of(settings.compute)));
+  options.memory.kv_bytes = 2 * bytes.at(options.context) +
+                            most * bytes.at(std::min<int64_t>(options.context, 1024)) + 16 * bytes.rings;
+  const std::vector<std::pair<std::string, std::string>> shape = {
+      {"config", m.name},
+      {"attention", m.attention},
+      {"batch_invariant", rt.memory.device() == DeviceKind::cpu ? "on" : "off"}};
+
+  // Decoding: every request has its first token before the clock starts.
+  const int64_t prompt = std::min<int64_t>(128, options.context / 4);
+  double alone = 0;
+  for (const int64_t requests : settings.requests) {
+    std::vector<double> rates;
+    for (int run = 0; run <= settings.repeats; ++run) {  // the first one warms up
+      options.prefix_cache = false;
+      Engine engine(rt, step, options);
+      std::vector<Running> running;
+      for (int64_t i = 0; i < requests; ++i)
+        running.push_back({engine.submit(random_request(prompt, settings.decode_tokens + requests + 1,
+                                                        config.vocab_size, static_cast<uint64_t>(i)))});
+      const auto all_started = [&] {
+        for (Running& r : running) r.take();
+        return std::all_of(running.begin(), running.end(), [](const Running& r) { return r.drawn > 0; });
+      };
+      while (!all_started()) engine.step();
+      const int64_t before = engine.stats().generated_tokens;
+      const Clock::time_point start = Clock::now();
+      for (int64_t i = 0; i < settings.decode_tokens / 2; ++i) engine.step();
+      rt.memory.synchronize();
+      const double seconds = seconds_since(start);
+      if (run > 0) rates.push_back(static_cast<double>(engine.stats().generated_tokens - before) / seconds);
+    }
+    BenchResult result{"engine decode", shape, "tokens/s", rates};
+    if (requests == settings.requests.front()) alone = result.median() / static_cast<double>(requests);
+    result.shape.emplace_back("requests", std::to_string(requests));
+    result.shape.emplace_back("times_one", fmt::format("{:.2f}", result.median() / alone));
+    report.add(result);
+  }
+
+  // The first token of a long prompt, cold and with all but its end cached.
+  const int64_t shared = std::min(settings.context, options.context - 64);
+  std::vector<double> cold, warm, ratio;
+  for (int run = 0; run < std::min(settings.repeats, 3); ++run) {
+    options.prefix_cache = true;
+    Engine engine(rt, step, options);
+    Request r = random_request(shared, 1, config.vocab_size, static_cast<uint64_t>(run));
+    cold.push_back(first_token(engine, r));
+    for (int32_t i = 0; i < 16; ++i)
+      r.prompt.push_back((i * 7 + run) % static_cast<int32_t>(config.vocab_size));
+    warm.push_back(first_token(engine, r));
+    ratio.push_back(cold.back() / warm.back());
+    HYSPARSE_CHECK(engine.stats().cache_hits == 1, "the second prompt did not find the first one's prefix");
+  }
+  auto with_context = shape;
+  with_context.emplace_back("prompt", std::to_string(shared));
+  report.add({"engine first token, cold", with_context, "s", cold});
+  report.add({"engine first token, cached prefix", with_context, "s", warm});
+  report.add({"engine first token, cold / cached", with_context, "x", ratio});
+}
+
+}  // namespace hysparse
