@@ -55,7 +55,8 @@ TEST_F(Cli, BatchAnswersAFileOfPrompts) {
              R"(: the quick", "max_new_tokens": )" + std::to_string(3 + 4 * i) + R"(, "seed": )" +
              std::to_string(i) + (i == 2 ? ", \"n\": 3" : "") + "}\n";
   write_text(path("prompts.jsonl"), lines);
-  const std::string batch = "batch --model " + path("run/model") + " " + path("prompts.jsonl") + " --dtype f64 ";
+  const std::string batch =
+      "batch --model " + path("run/model") + " " + path("prompts.jsonl") + " --dtype f64 ";
   const Result all = run(batch);
   ASSERT_EQ(all.code, 0) << all.output;
   std::istringstream answers(all.output);
