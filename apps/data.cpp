@@ -73,6 +73,9 @@ void prepare(const Flags& f) {
   line.finish();
   show("train", report.train);
   show("holdout", report.holdout);
+  if (f.options.chat)
+    std::printf("answers  %12lld tokens are learned, in rows of %lld\n",
+                static_cast<long long>(report.answer_tokens), static_cast<long long>(f.options.row_tokens));
 }
 
 }  // namespace
@@ -92,10 +95,23 @@ void add_data(CLI::App& app) {
   c.add_option("--holdout", flags->options.holdout,
                "fraction held out: whole documents where that makes 5 or more, else the tail of each")
       ->capture_default_str();
+  CLI::Option* chat = c.add_flag("--chat", flags->options.chat,
+                                 "conversations for instruction tuning: *.jsonl files hold one "
+                                 "{\"messages\": [{\"role\", \"content\"}, ...]} a line; "
+                                 "only the assistant's answers are learned");
+  c.add_option("--seq-len", flags->options.row_tokens,
+               "with --chat: the train.seq_len to pack whole conversations for")
+      ->needs(chat);
+  c.add_option("--chat-template", flags->options.chat_template,
+               "with --chat: a file, plain or chatml, where the tokenizer has none or another is wanted")
+      ->needs(chat);
   c.add_option("--threads", flags->threads, "0 = all CPUs this process may use")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  c.footer("Example: hysparse data prepare --tokenizer out/tokenizer --input data/en/*.txt --out out/data");
+  c.footer(
+      "Example: hysparse data prepare --tokenizer out/tokenizer --input data/en/*.txt --out out/data\n       "
+      "  hysparse data prepare --chat --seq-len 1024 "
+      "--tokenizer out/run/model --input chats.jsonl --out out/chat");
   c.callback([flags] { prepare(*flags); });
 }
 

@@ -18,7 +18,8 @@ constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr size_t kShardBytes = size_t(5) << 30;
 constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "tokenizer_config.json",
-                                           "special_tokens_map.json", "chat_template.jinja"};
+                                           "special_tokens_map.json", "generation_config.json",
+                                           "chat_template.jinja"};
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));

@@ -12,6 +12,7 @@
 #include "io/json_fields.h"
 #include "io/json_value.h"
 #include "io/safetensors.h"
+#include "model/checkpoint.h"
 #include "train/token_file.h"
 
 namespace hysparse {
@@ -133,13 +134,6 @@ void write_moments(const fs::path& dir, const TrainState& state, Weights& weight
     tensors.push_back({"v." + w->name, v[w], v[w].dtype});
   }
   write_safetensors(dir / kOptimizerFile, tensors, step_metadata(state));
-}
-
-void copy_tokenizer(const fs::path& from, const fs::path& to) {
-  if (from.empty()) return;
-  for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"})
-    if (file_exists(from / name)) write_file_atomic(to / name, read_file(from / name));
 }
 
 void check_shape(const std::string& where, const SafetensorsEntry& entry, const TensorView& like) {
@@ -306,7 +300,7 @@ void save_checkpoint(const fs::path& out, const TrainState& state, Weights& weig
     write_weights(temp, state, weights, comm);
     write_moments(temp, state, weights, optimizer, comm);
     write_file_atomic(temp / "config.json", model_config_json(state.config.model));
-    copy_tokenizer(tokenizer_dir, temp);
+    if (!tokenizer_dir.empty()) copy_tokenizer_files(tokenizer_dir, temp);
     Json json = state_json(state);
     Json files = Json::object();
     std::vector<fs::path> names;

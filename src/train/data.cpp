@@ -7,6 +7,7 @@
 #include "base/rng.h"
 #include "io/files.h"
 #include "kernels/ops.h"
+#include "train/chat_data.h"
 #include "train/token_file.h"
 
 namespace hysparse {
@@ -14,6 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kFlags = ".flags";
 constexpr int64_t kCheckedAtOpen = int64_t(256) << 20;
 
 fs::path split_path(const fs::path& dir, const std::string& split) {
@@ -35,6 +37,7 @@ struct TokenData::Impl {
   fs::path path;
   MappedFile file;
   TokenFileHeader header;
+  std::unique_ptr<TokenData> flags;  // of conversations
 
   explicit Impl(fs::path p) : path(std::move(p)), file(path), header(read_token_header(file, path)) {}
 
@@ -54,6 +57,15 @@ struct TokenData::Impl {
 TokenData::TokenData(const fs::path& dir, const std::string& split)
     : impl_(std::make_unique<Impl>(existing_split(dir, split))) {
   if (tokens() * impl_->header.bytes_per_token <= kCheckedAtOpen) verify();
+  const bool packed = impl_->header.row_tokens > 0;
+  if (!packed || split.ends_with(kFlags)) return;
+  if (!has(dir, split + kFlags))
+    throw input_error(split_path(dir, split + kFlags).string(), "missing: which tokens are answers",
+                      "make the folder again with `hysparse data prepare --chat`");
+  impl_->flags = std::make_unique<TokenData>(dir, split + kFlags);
+  if (impl_->flags->tokens() != tokens() || impl_->flags->tokenizer_fingerprint() != tokenizer_fingerprint())
+    throw input_error(impl_->flags->path().string(), "does not belong to " + path().string(),
+                      "make the folder again with `hysparse data prepare --chat`");
 }
 TokenData::TokenData(TokenData&&) noexcept = default;
 TokenData::~TokenData() = default;
@@ -95,6 +107,16 @@ int32_t TokenData::eos_id() const {
 }
 std::string TokenData::tokenizer_fingerprint() const {
   return impl_->header.fingerprint;
+}
+
+int64_t TokenData::row_tokens() const {
+  return impl_->header.row_tokens;
+}
+bool TokenData::learned(int64_t i) const {
+  return !impl_->flags || (impl_->flags->at(i) & kLearned) != 0;
+}
+bool TokenData::ends_document(int64_t i) const {
+  return impl_->flags ? (impl_->flags->at(i) & kDocumentEnd) != 0 : at(i) == eos_id();
 }
 
 int32_t TokenData::at(int64_t i) const {
@@ -170,12 +192,15 @@ TrainBatch make_train_batch(const TokenData& data, const std::vector<int64_t>& s
                           fmt::format("token {} is outside the vocabulary of {}", t, data.vocab_size()));
     std::copy(row.begin(), row.end() - 1, out.tokens.begin() + r * seq_len);
     std::copy(row.begin() + 1, row.end(), out.labels.begin() + r * seq_len);
-    out.targets += seq_len;
+    const int64_t first = samples[static_cast<size_t>(r)] * seq_len;
     int64_t begin = 0;
-    for (int64_t i = 0; document_mask && i < seq_len; ++i) {
-      if (row[static_cast<size_t>(i)] != data.eos_id()) continue;
-      out.labels[static_cast<size_t>(r * seq_len + i)] = kIgnoreLabel;
-      --out.targets;
+    for (int64_t i = 0; i < seq_len; ++i) {
+      const bool ends = document_mask && data.ends_document(first + i);
+      if (ends || !data.learned(first + i + 1))
+        out.labels[static_cast<size_t>(r * seq_len + i)] = kIgnoreLabel;
+      else
+        ++out.targets;
+      if (!ends) continue;
       out.batch.add_sequence(i + 1 - begin, 0, first_row_index + r);
       begin = i + 1;
     }

@@ -31,6 +31,11 @@ class TokenData {
   int32_t vocab_size() const;     // of the tokenizer it was made with
   int32_t eos_id() const;
   std::string tokenizer_fingerprint() const;
+  int64_t row_tokens() const;  // > 0: packed in rows of so many tokens (conversations)
+  // Of conversations, what a token is (train/chat_data.h); elsewhere every token is learned, and EOS ends a
+  // document.
+  bool learned(int64_t i) const;
+  bool ends_document(int64_t i) const;
   int32_t at(int64_t i) const;                                  // token i
   void read(int64_t begin, int64_t count, int32_t* out) const;  // [begin, begin + count) must exist
 
@@ -64,8 +69,8 @@ struct TrainBatch {
 };
 // Rows [first, first + rows) of the order, seq_len tokens each. With document_mask every document of a row
 // (and every piece of one that the row's ends cut off) is its own sequence, positions restart in it, and the
-// label behind its EOS does not count; without, a row is one sequence and all labels count. RaggedBatch::row
-// is first_row_index, first_row_index + 1, ...
+// label behind its end does not count; without, a row is one sequence and all labels count. Labels that are
+// not learned never count. RaggedBatch::row is first_row_index, first_row_index + 1, ...
 TrainBatch make_train_batch(const TokenData& data, const SampleOrder& order, int64_t first, int64_t rows,
                             int64_t seq_len, bool document_mask, int64_t first_row_index = 0);
 // The same of the samples with these numbers.

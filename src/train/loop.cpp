@@ -82,6 +82,7 @@ std::string data_fingerprint(const TokenData& data) {
   for (int64_t i = 0; i < std::min(kProbes, data.tokens()); ++i) {
     const int64_t at = data.tokens() <= kProbes ? i : i * (data.tokens() / kProbes);
     h = hash_words({h, static_cast<uint64_t>(data.at(at))});
+    if (data.row_tokens() > 0) h = hash_words({h, data.learned(at), data.ends_document(at)});
   }
   return fmt::format("{:016x}-{}", h, data.tokenizer_fingerprint());
 }
@@ -107,6 +108,12 @@ RunConfig fit_config(const Runtime& rt, const TrainRequest& request, const Token
     throw expected_error(request.data.string(),
                          fmt::format("more training tokens than train.seq_len {}", c.train.seq_len),
                          std::to_string(data.tokens()), "prepare more text or lower train.seq_len");
+  if (data.row_tokens() > 0 && data.row_tokens() != c.train.seq_len)
+    throw expected_error("train.seq_len",
+                         fmt::format("the {} tokens that rows of {} were packed for", data.row_tokens(),
+                                     request.data.string()),
+                         std::to_string(c.train.seq_len),
+                         "set it, or prepare the conversations again with another --seq-len");
   if (c.model.eos_token_id.empty() && data.eos_id() >= 0) c.model.eos_token_id = {data.eos_id()};
   if (c.train.state_dtype == StateDType::bf16 && rt.memory.device() == DeviceKind::cpu)
     throw expected_error("train.state_dtype", "f32 on a CPU", "bf16", "train with --device cuda");

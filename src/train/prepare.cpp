@@ -10,7 +10,9 @@
 #include "base/error.h"
 #include "io/files.h"
 #include "io/json_value.h"
+#include "model/checkpoint.h"
 #include "tokenizer/tokenizer.h"
+#include "train/chat_data.h"
 #include "train/token_file.h"
 
 namespace hysparse {
@@ -77,8 +79,18 @@ class HoldOut {
 struct Encoded {
   int split;
   std::vector<int32_t> ids;
-  int64_t document_bytes = -1;  // >= 0: the document ends here and had so much text
+  int64_t document_bytes = -1;   // >= 0: the document ends here and had so much text
+  std::vector<int32_t> flags{};  // of a conversation's tokens
 };
+
+ChatTemplate chat_template_of(const PrepareOptions& options, const fs::path& tokenizer_dir) {
+  const std::string& name = options.chat_template;
+  if (name == "plain" || name == "chatml") return ChatTemplate::builtin(name);
+  if (!name.empty()) return ChatTemplate::parse(read_file(name), name);
+  if (std::optional<ChatTemplate> own = ChatTemplate::load(tokenizer_dir)) return std::move(*own);
+  throw input_error(tokenizer_dir.string(), "the tokenizer has no chat template",
+                    "--chat-template names a file, plain or chatml");
+}
 
 // Work that any thread can do: a chunk of a document that lies in a mapped file, or a line of JSON.
 struct Task {
@@ -100,7 +112,14 @@ class Preparation {
         log_(log),
         progress_(progress),
         hold_out_(options.holdout, 0),
-        fraction_(options.holdout) {
+        fraction_(options.holdout),
+        row_tokens_(options.chat ? options.row_tokens : 0) {
+    if (options.chat) {
+      if (options.row_tokens < 2)
+        throw expected_error("--seq-len", "the train.seq_len that conversations are packed for, at least 2",
+                             std::to_string(options.row_tokens));
+      chat_.emplace(chat_template_of(options, tokenizer_dir_));
+    }
     if (!(options.holdout >= 0 && options.holdout <= 0.5))
       throw expected_error("--holdout", "a fraction in [0, 0.5]", fmt::format("{}", options.holdout));
     if (tokenizer_.eos_id() < 0)
@@ -116,6 +135,9 @@ class Preparation {
       files_.push_back({path.string(), MappedFile(path), path.extension() == ".jsonl"});
       const std::string_view text = text_of(files_.back().map);
       bytes_total_ += static_cast<int64_t>(text.size());
+      if (options.chat && !files_.back().json)
+        throw expected_error(path.string(), "a *.jsonl file of conversations", "another one",
+                             "{\"messages\": [...]} a line");
       if (files_.back().json)
         each_line(text, [&](std::string_view, int64_t) { ++documents; });
       else if (!text.empty())
@@ -129,8 +151,26 @@ class Preparation {
     header.vocab_size = tokenizer_.vocab_size();
     header.eos_id = tokenizer_.eos_id();
     header.fingerprint = tokenizer_.fingerprint();
+    header.row_tokens = row_tokens_;
     writers_[0].emplace(dir / "train.tokens", header);
     writers_[1].emplace(dir / "holdout.tokens", header);
+    if (chat_) {
+      encoder_.emplace(tokenizer_, *chat_, std::time(nullptr));
+      header.vocab_size = 1 + (kLearned | kDocumentEnd);
+      header.eos_id = kDocumentEnd;
+      for (int split = 0; split < 2; ++split) {
+        flags_[split].emplace(dir / (split == 0 ? "train.flags.tokens" : "holdout.flags.tokens"), header);
+        packers_.emplace_back(
+            row_tokens_, tokenizer_.eos_id(),
+            [this, split](const std::vector<int32_t>& ids, const std::vector<int32_t>& flags) {
+              writers_[split]->add_tokens(ids.data(), ids.size());
+              flags_[split]->add_tokens(flags.data(), flags.size());
+              if (split == 0)
+                report_.answer_tokens +=
+                    std::count_if(flags.begin(), flags.end(), [](int32_t f) { return f & kLearned; });
+            });
+      }
+    }
     for (const File& f : files_) {
       const std::string_view text = text_of(f.map);
       if (f.json)
@@ -207,8 +247,10 @@ class Preparation {
     inside_[split] = false;
   }
 
+  static std::string place(const Task& task) { return fmt::format("{}:{}", *task.file, task.line); }
+
   std::string json_text(const Task& task) const {
-    const std::string where = fmt::format("{}:{}", *task.file, task.line);
+    const std::string where = place(task);
     const Json line = parse_json(task.text, where);
     if (!line.is_object()) throw expected_error(where, "an object with \"text\"", line.type_name());
     const auto text = line.find("text");
@@ -224,6 +266,10 @@ class Preparation {
     };
     if (task.file == nullptr) {
       part(task.text, task.split, task.document_bytes);
+    } else if (chat_) {
+      const int split = hold_out_.whole_documents() && hold_out_.tail(" ", task.document) == 0 ? 1 : 0;
+      for (ChatDocument& d : encoder_->encode(parse_json(task.text, place(task)), place(task)))
+        out.push_back({split, std::move(d.ids), d.answer_bytes, std::move(d.flags)});
     } else {
       const std::string text = json_text(task);
       const size_t tail = hold_out_.tail(text, task.document);
@@ -241,6 +287,12 @@ class Preparation {
     for (const std::vector<Encoded>& result : results) {
       if (result.empty()) ++report_.empty_documents;
       for (const Encoded& e : result) {
+        if (chat_) {
+          writers_[e.split]->count_document(e.document_bytes);
+          flags_[e.split]->count_document(e.document_bytes);
+          packers_[static_cast<size_t>(e.split)].add({e.ids, e.flags, e.document_bytes});
+          continue;
+        }
         add_tokens(e.split, e.ids.data(), e.ids.size());
         end_document(e.split, e.document_bytes);
       }
@@ -258,23 +310,35 @@ class Preparation {
   static PreparedSplit split_of(const TokenFileHeader& h) { return {h.tokens, h.text_bytes, h.documents}; }
 
   PrepareReport finish(const fs::path& dir) {
+    for (size_t split = 0; split < packers_.size(); ++split) {
+      if (writers_[split]->header().documents > 0) packers_[split].finish();
+      report_.shortened_documents += packers_[split].shortened();
+      report_.dropped_documents += packers_[split].dropped();
+    }
     for (auto& w : writers_) w->finish();
+    for (auto& w : flags_)
+      if (w) w->finish();
+    if (report_.shortened_documents > 0)
+      log(log_, LogLevel::warning,
+          fmt::format("{} conversations are longer than a row of {} tokens and lose their end; {} of them "
+                      "have no answer left and are dropped",
+                      report_.shortened_documents, row_tokens_, report_.dropped_documents));
     report_.train = split_of(writers_[0]->header());
     report_.holdout = split_of(writers_[1]->header());
     if (report_.empty_documents > 0)
       log(log_, LogLevel::info, fmt::format("{} empty documents skipped", report_.empty_documents));
-    if (report_.train.tokens == 0)
+    if (report_.train.tokens == 0 || (chat_ && report_.answer_tokens == 0))
       throw input_error("data prepare",
                         fmt::format("the {} input files hold no text for training", files_.size()));
     if (report_.holdout.tokens == 0) {
       fs::remove(writers_[1]->path());
+      if (flags_[1]) fs::remove(flags_[1]->path());
       if (fraction_ > 0)
         log(log_, LogLevel::warning,
             fmt::format("nothing is held out: a fraction of {} of this little text is nothing", fraction_));
     }
-    for (const char* name :
-         {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"})
-      if (file_exists(tokenizer_dir_ / name)) write_file_atomic(dir / name, read_file(tokenizer_dir_ / name));
+    copy_tokenizer_files(tokenizer_dir_, dir);
+    if (chat_) write_file_atomic(dir / "chat_template.jinja", chat_->source());
     write_file_atomic(dir / "meta.json", dump_json(meta()));
     return report_;
   }
@@ -289,6 +353,12 @@ class Preparation {
     m["dtype"] = writers_[0]->header().bytes_per_token == 2 ? "u16" : "u32";
     m["holdout"]["fraction"] = fraction_;
     m["holdout"]["rule"] = hold_out_.whole_documents() ? "whole documents" : "tail of each document";
+    if (chat_) {
+      m["chat"]["row_tokens"] = row_tokens_;
+      m["chat"]["template"] = chat_->name();
+      m["chat"]["answer_tokens"] = report_.answer_tokens;
+      m["chat"]["shortened_documents"] = report_.shortened_documents;
+    }
     const auto add_split = [&](const char* name, const PreparedSplit& s) {
       Json& j = m["splits"][name];
       j["file"] = std::string(name) + ".tokens";
@@ -315,9 +385,13 @@ class Preparation {
   const std::function<void(const PrepareProgress&)>& progress_;
   HoldOut hold_out_;
   double fraction_;
+  int64_t row_tokens_;
+  std::optional<ChatTemplate> chat_;
+  std::optional<ChatEncoder> encoder_;
+  std::vector<RowPacker> packers_;                        // chat: train, holdout
+  std::optional<TokenFileWriter> writers_[2], flags_[2];  // train, holdout
   std::vector<File> files_;
-  std::optional<TokenFileWriter> writers_[2];  // train, holdout
-  bool inside_[2] = {false, false};            // a document
+  bool inside_[2] = {false, false};  // a document
   std::vector<Task> tasks_;
   size_t waiting_ = 0;
   int64_t document_ = 0, bytes_total_ = 0, bytes_done_ = 0;

@@ -23,7 +23,8 @@ struct RawHeader {
   int32_t eos_id;
   char fingerprint[32];
   uint64_t checksum;
-  uint8_t reserved[32];
+  uint64_t row_tokens;
+  uint8_t reserved[24];
   uint64_t header_checksum;  // of the 120 bytes before
 };
 static_assert(sizeof(RawHeader) == kTokenFileHeaderBytes);
@@ -81,6 +82,7 @@ TokenFileHeader read_token_header(const MappedFile& file, const std::filesystem:
   h.tokens = static_cast<int64_t>(raw.tokens);
   h.text_bytes = static_cast<int64_t>(raw.text_bytes);
   h.documents = static_cast<int64_t>(raw.documents);
+  h.row_tokens = static_cast<int64_t>(raw.row_tokens);
   h.vocab_size = static_cast<int32_t>(raw.vocab_size);
   h.eos_id = raw.eos_id;
   h.fingerprint.assign(raw.fingerprint, strnlen(raw.fingerprint, sizeof raw.fingerprint));
@@ -130,6 +132,10 @@ void TokenFileWriter::add_tokens(const int32_t* ids, size_t count) {
 
 void TokenFileWriter::end_document(int64_t text_bytes) {
   add_tokens(&header_.eos_id, 1);
+  count_document(text_bytes);
+}
+
+void TokenFileWriter::count_document(int64_t text_bytes) {
   header_.text_bytes += text_bytes;
   ++header_.documents;
 }
@@ -144,6 +150,7 @@ void TokenFileWriter::finish() {
   raw.tokens = static_cast<uint64_t>(header_.tokens);
   raw.text_bytes = static_cast<uint64_t>(header_.text_bytes);
   raw.documents = static_cast<uint64_t>(header_.documents);
+  raw.row_tokens = static_cast<uint64_t>(header_.row_tokens);
   raw.vocab_size = static_cast<uint32_t>(header_.vocab_size);
   raw.eos_id = header_.eos_id;
   std::memcpy(raw.fingerprint, header_.fingerprint.data(), sizeof raw.fingerprint);

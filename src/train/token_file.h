@@ -23,6 +23,7 @@ struct TokenFileHeader {
   int64_t tokens = 0;
   int64_t text_bytes = 0;  // of the documents, without their EOS
   int64_t documents = 0;
+  int64_t row_tokens = 0;  // > 0: rows of so many tokens were packed, for just that train.seq_len
   int32_t vocab_size = 0;
   int32_t eos_id = -1;
   std::string fingerprint;  // of the tokenizer: 32 hex digits
@@ -46,15 +47,16 @@ TokenFileHeader read_token_header(const MappedFile& file, const std::filesystem:
 // Writes a token file into a folder that publish_directory() is filling.
 class TokenFileWriter {
  public:
-  // `header`: vocab_size, eos_id and fingerprint count; the rest is found while writing.
+  // `header`: vocab_size, eos_id, fingerprint and row_tokens count; the rest is found while writing.
   TokenFileWriter(std::filesystem::path path, TokenFileHeader header);
   ~TokenFileWriter();
   TokenFileWriter(const TokenFileWriter&) = delete;
   TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
   void add_tokens(const int32_t* ids, size_t count);
-  void end_document(int64_t text_bytes);  // adds EOS
-  void finish();                          // once
+  void end_document(int64_t text_bytes);    // adds EOS
+  void count_document(int64_t text_bytes);  // one that ends without
+  void finish();                            // once
   const TokenFileHeader& header() const { return header_; }
   const std::filesystem::path& path() const { return path_; }
 
