@@ -84,7 +84,7 @@ void run(Flags f) {
   Server server(
       options, std::move(served), engine, [&thread] { return thread.failure(); },
       f.quiet ? warnings_only(log) : log);
-  std::fputs(engine.memory_plan().table().c_str(), stderr);
+  std::fprintf(stderr, "%s\n", engine.memory_plan().table().c_str());
   std::fprintf(stderr, "serving %s at %s://%s:%d (context %lld)\n", model_name(f).c_str(),
                options.http.tls_certificate.empty() ? "http" : "https", options.http.host.c_str(),
                server.port(), static_cast<long long>(engine.context()));
