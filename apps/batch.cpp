@@ -16,6 +16,7 @@
 #include "io/files.h"
 #include "io/json.h"
 #include "io/json_value.h"
+#include "shipped.h"
 #include "text_model.h"
 
 namespace hysparse {
@@ -207,9 +208,10 @@ void run(const Flags& f) {
       f.input == "-" ? std::string{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()}
                      : read_file(f.input));
   CommandMachine machine(f.device);
-  TextModel m =
-      load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
-                      machine.runtime().memory, warnings_only(machine.runtime().log));
+  TextModel m = load_text_model(f.model.empty() ? shipped_model() : f.model,
+                                {.compute = machine.compute(), .format = weight_format_of(f.weights)},
+                                machine.runtime().memory, warnings_only(machine.runtime().log));
+  m.loaded.weights->pack(machine.runtime());
   ModelStep step(m.model());
   Engine engine(machine.runtime(), step, engine_options(f.engine, m));
   if (f.stats) std::fprintf(stderr, "%s\n", engine.memory_plan().table().c_str());
@@ -258,7 +260,7 @@ void add_batch(CLI::App& app) {
   Flags& f = *flags;
   f.request.sampling.temperature = 0.8;
   CLI::App& c = *app.add_subcommand("batch", "answer many prompts at once: JSON lines in, JSON lines out");
-  c.add_option("--model", f.model, "model directory")->required();
+  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
   c.add_option(
        "input", f.input,
        "file of JSON lines, - is standard input: {\"prompt\": TEXT} or {\"tokens\": [IDS]}, and whatever a "

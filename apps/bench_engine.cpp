@@ -54,6 +54,7 @@ void bench_engine(Runtime& rt, const BenchModel& m, const BenchSettings& setting
   Weights weights(config, plan, WeightOptions{.compute = settings.compute, .format = settings.weights},
                   rt.memory);
   weights.init_random(config, plan, 1, &rt.pool);
+  weights.pack(rt);
   Model model(config, weights);
   ModelStep step(model);
 

@@ -154,9 +154,9 @@ void run(const Flags& f) {
   else if (f.prompt_option->count() > 0 || !f.prompt_file.empty() || !f.dash.empty())
     throw input_error("--interactive", "prompts are read line by line from standard input",
                       "leave --prompt away");
-  TextModel m =
-      load_text_model(f.model.empty() ? shipped_model() : f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
-                      machine.runtime().memory, warnings_only(machine.runtime().log));
+  TextModel m = load_text_model(f.model.empty() ? shipped_model() : f.model,
+                                {.compute = machine.compute(), .format = weight_format_of(f.weights)},
+                                machine.runtime().memory, warnings_only(machine.runtime().log));
   if (!f.tokens) m.text();
   m.loaded.weights->pack(machine.runtime());
   Session session(machine.runtime(), m.model(), f.session);
