@@ -87,6 +87,7 @@ Engine::Impl::~Impl() {
     for (const auto& choice : request->choices)
       if (!choice->over()) finish(*choice, FinishReason::cancelled);
   deliver();
+  post();
 }
 
 double Engine::Impl::now() const {
@@ -195,6 +196,7 @@ bool Engine::Impl::step() {
     if (!rows.empty()) ++counted.steps;
     if (options.check_steps) check();
     publish(rows.empty() ? 0 : now() - start, tokens);
+    post();
     return !rows.empty() || delivered;
   } catch (const std::exception& e) {
     break_down(e.what());
@@ -216,7 +218,14 @@ void Engine::Impl::break_down(const std::string& why) {
         release(*choice);
       }
   deliver();
+  post();
   publish(0, 0);
+}
+
+// After the figures: whoever sees an answer end finds it counted.
+void Engine::Impl::post() {
+  for (auto& [mailbox, event] : outbox) mailbox->post(std::move(event));
+  outbox.clear();
 }
 
 void Engine::Impl::publish(double seconds, int64_t tokens) {

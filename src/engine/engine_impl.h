@@ -113,7 +113,8 @@ struct Engine::Impl {
   void fail(Choice& choice, const std::string& why);
   void finish(Choice& choice, FinishReason reason);
   void release(Choice& choice);  // what it holds of the cache
-  bool deliver();                // events of the step; requests that are over leave; whether any were
+  bool deliver();  // events of the step, into the outbox; requests that are over leave; whether any were
+  void post();
   void publish(double seconds, int64_t tokens);
   void break_down(const std::string& why);
   TensorView logits_row(int64_t row) const;
@@ -139,6 +140,7 @@ struct Engine::Impl {
   const std::shared_ptr<WorkSignal> signal = std::make_shared<WorkSignal>();
   mutable std::mutex mutex;
   std::deque<std::unique_ptr<Live>> submitted;
+  std::vector<std::pair<std::shared_ptr<Mailbox>, Event>> outbox;
   std::map<RequestId, std::weak_ptr<Mailbox>> mailboxes;
   RequestId last_id = 0;
   int64_t queued_choices = 0;  // waiting after the last step, and those submitted since

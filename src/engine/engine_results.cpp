@@ -261,7 +261,7 @@ bool Engine::Impl::deliver() {
       Event next;
       next.choice = choice->index;
       std::swap(next, e);
-      request->mailbox->post(std::move(next));
+      outbox.emplace_back(request->mailbox, std::move(next));
     }
   }
   std::erase_if(live, [](const auto& request) {
