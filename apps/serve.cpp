@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "common.h"
 #include "engine/engine_thread.h"
+#include "engine_flags.h"
 #include "serve/server.h"
 #include "shipped.h"
 #include "text_model.h"
@@ -19,11 +20,10 @@ namespace hysparse {
 namespace {
 
 struct Flags {
-  std::string model, name, chat_template, key_file, batch_invariant = "auto", preemption = "swap";
+  std::string model, name, chat_template, key_file;
   ServerOptions server;
-  EngineOptions engine;
-  uint64_t kv_memory = 0, swap_memory = 0;
-  bool anonymous = false, no_page = false, no_prefix_cache = false, quiet = false;
+  EngineFlags engine;
+  bool anonymous = false, no_page = false, quiet = false;
   double drain_seconds = 30;
   std::string weights = "dtype";
   DeviceFlags device;
@@ -39,21 +39,6 @@ void check(const Flags& f) {
   if (!loopback(f.server.http.host) && f.key_file.empty() && !f.anonymous)
     throw input_error("--host", f.server.http.host + " can be reached by others, and no API key is asked for",
                       "give --api-key-file, or --allow-anonymous where that is meant");
-  if (f.batch_invariant != "auto" && f.batch_invariant != "on" && f.batch_invariant != "off")
-    throw expected_error("--batch-invariant", "auto, on or off", f.batch_invariant);
-}
-
-EngineOptions engine_options(const Flags& f, const TextModel& m) {
-  EngineOptions o = f.engine;
-  o.memory.kv_bytes = static_cast<int64_t>(f.kv_memory);
-  if (f.swap_memory > 0) o.swap_bytes = static_cast<int64_t>(f.swap_memory);
-  o.prefix_cache = !f.no_prefix_cache;
-  o.preemption = f.preemption == "recompute" ? Preemption::recompute : Preemption::swap;
-  if (f.batch_invariant != "auto") o.batch_invariant = f.batch_invariant == "on";
-  o.eos = m.eos;
-  o.tokenizer_vocab = m.text().vocab_size();
-  o.token_bytes = [&m](int32_t id) { return m.token_bytes(id); };
-  return o;
 }
 
 std::string model_name(const Flags& f) {
@@ -73,7 +58,7 @@ void run(Flags f) {
       load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
                       machine.runtime().memory, warnings_only(machine.runtime().log));
   m.loaded.weights->pack(machine.runtime());
-  const EngineOptions engine_settings = engine_options(f, m);
+  const EngineOptions engine_settings = engine_options(f.engine, m);
   ServedModel served = describe_model(m, model_name(f), f.chat_template, 0);
   ModelStep step(m.model());
   Engine engine(machine.runtime(), step, engine_settings);
@@ -114,39 +99,13 @@ void add_serve(CLI::App& app) {
   c.add_option("--tls-key", h.tls_key, "PEM file with its key");
   c.add_option("--chat-template", f.chat_template,
                "plain, chatml or a file; default: the model directory's own");
-  c.add_option("--context", f.engine.context,
-               "most tokens of prompt and answer together; 0: max_position_embeddings")
-      ->capture_default_str();
-  c.add_option("--kv-memory", f.kv_memory, "bytes of the KV cache (8GiB, 500MB); 0: what is left")
-      ->transform(CLI::AsSizeValue(false))
-      ->capture_default_str();
-  c.add_option("--swap-memory", f.swap_memory,
-               "bytes of host memory for preempted sequences; 0: as much as the cache")
-      ->transform(CLI::AsSizeValue(false))
-      ->capture_default_str();
-  c.add_option("--max-sequences", f.engine.memory.max_sequences,
-               "answers that run at once; 0: 16 on the CPU, 64 elsewhere")
-      ->capture_default_str();
+  add_engine_flags(c, f.engine);
   c.add_option("--max-queued", f.server.max_queued, "answers that may wait beside them; more get 429")
       ->check(CLI::Range(int64_t(0), int64_t(100000)))
       ->capture_default_str();
   c.add_option("--rate-limit", f.server.rate_limit,
                "requests a minute for each key (or address); 0: no limit")
       ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  c.add_option("--step-tokens", f.engine.step_tokens, "most tokens that go through the model at once")
-      ->capture_default_str();
-  c.add_option("--speculate", f.engine.speculate, "most tokens that n-gram look-up proposes at once; 0: none")
-      ->capture_default_str();
-  c.add_option("--snapshot-interval", f.engine.snapshot_interval,
-               "tokens between ring snapshots within a prompt")
-      ->capture_default_str();
-  c.add_flag("--no-prefix-cache", f.no_prefix_cache, "compute every prompt anew");
-  c.add_option("--preemption", f.preemption, "how sequences make room: swap or recompute")
-      ->check(CLI::IsMember({"swap", "recompute"}))
-      ->capture_default_str();
-  c.add_option("--batch-invariant", f.batch_invariant,
-               "answers that do not depend on what runs beside them: auto (on the CPU), on, off")
       ->capture_default_str();
   c.add_option("--max-body", h.max_body, "bytes of a request's body (16MiB)")
       ->transform(CLI::AsSizeValue(false))
