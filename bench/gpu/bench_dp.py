@@ -8,7 +8,8 @@ For a model of 25 to 60 million parameters and for the 7B shape (T 8192):
   rates      tokens/s of whole optimiser steps, the same rows on one rank and on N; scaling = rate(N) / (N rate(1))
   memory     of a GPU, and how much of it the shares of masters and moments save
   kill       one of N ranks killed: seconds until all are gone, what was said, whether the last checkpoint goes on
-  checkpoint N ranks -> 1 -> N at a learning rate that rounds to 0: the same weights to the bit; and going on
+  checkpoint N ranks -> 1 -> N at a learning rate that rounds to 0: the same weights to the bit; and going on. At the 7B shape the
+             last of these runs is killed behind its checkpoint, which must be the same after and go on
 
 Needs a build of hysparse ($HYSPARSE, default build/bin/hysparse) and, on GPUs, NCCL ($HYSPARSE_NCCL_LIBRARY, else
 that of the Python package nvidia-nccl, else the loader's). NVLink multicast stays off (NCCL_NVLS_ENABLE=0). --device cpu runs every
@@ -17,6 +18,7 @@ stage with ranks on the CPU and toy models: a rehearsal. The JSON is rewritten a
 """
 
 import argparse
+import concurrent.futures
 import glob
 import hashlib
 import importlib.util
@@ -103,10 +105,16 @@ def checkpoint(out, step):
 
 
 def weight_sums(out, step):
+    paths = sorted(glob.glob(os.path.join(checkpoint(out, step), "model*.safetensors")))
     sums = {}
-    for path in sorted(glob.glob(os.path.join(checkpoint(out, step), "model*.safetensors"))):
-        sums.update(tensor_sums(path))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for part in pool.map(tensor_sums, paths):
+            sums.update(part)
     return sums
+
+
+def folder_bytes(path):
+    return sum(os.path.getsize(os.path.join(path, name)) for name in os.listdir(path))
 
 
 class GpuMemory:
@@ -235,6 +243,40 @@ class Model:
                 "moved_after": moved != first, "losses": [r["loss"] for r in log_records(self.out(name), "train")],
                 "resume_on_the_same_ranks_bit_equal": weight_sums(self.out("whole"), 12) == weight_sums(self.out("parts"), 12)}
 
+    def large_checkpoints(self, rows):
+        """As `checkpoints` and `kill`, with as few saves as can be: a checkpoint may take minutes."""
+        n, name, seconds = self.a.ranks, "checkpoints", {}
+        out = self.out(name)
+        base = [f"train.global_batch_size={rows}", "train.eval_interval=0", "train.log_interval=1", "train.keep_last=1",
+                "train.schedule=constant", "train.decay_steps=0", "train.warmup_steps=0"]
+        still = base + ["train.lr=1e-300"]  # 0 in the f32 that weights move in
+
+        def timed(what, body):
+            begin = elapsed()
+            body()
+            seconds[what] = elapsed() - begin
+            say(f"  {what}: {seconds[what]:.1f} s")
+
+        try:
+            timed(f"{n} ranks, step 1, saved", lambda: run(*self.train(name, n, base + ["train.steps=1", "train.checkpoint_interval=0"])))
+            size = folder_bytes(checkpoint(out, 1))
+            first = weight_sums(out, 1)
+            timed("1 rank, step 2, saved", lambda: run(*self.train(name, 1, still + ["train.steps=2", "train.checkpoint_interval=0"], ["--resume"])))
+            equal = {"then 1 rank, step 2": weight_sums(out, 2) == first}
+            more = ["train.steps=1000000", "train.checkpoint_interval=3"]
+            with Watched(self, self.train(name, n, still + more, ["--resume"])) as w:
+                timed(f"{n} ranks, step 3, saved", lambda: w.wait_until(lambda: os.path.isdir(checkpoint(out, 3)), "the checkpoint of step 3"))
+                w.wait_until(lambda: any(r["step"] == 4 for r in log_records(out, "train")), "step 4")
+                killed = w.kill_a_rank()
+            equal[f"then {n} ranks, step 3, after the kill"] = weight_sums(out, 3) == first
+            with Watched(self, self.train(name, n, base + ["train.steps=1000000", "train.checkpoint_interval=0"], ["--resume"])) as w:
+                timed(f"{n} ranks, going on to step 5", lambda: w.wait_until(
+                    lambda: [r["step"] for r in log_records(out, "train")][-2:] == [4, 5], "step 5"))
+            losses = {r["step"]: r["loss"] for r in log_records(out, "train")}
+            return {"tensors": len(first), "checkpoint_GB": size / 1e9, "bit_equal": equal, "kill": killed, "losses": losses, "seconds": seconds}
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+
 
 class Watched:
     """A run of train in the background, with what it says."""
@@ -303,6 +345,8 @@ def main():
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--comm", choices=["auto", "nccl", "sockets"], default="auto")
     p.add_argument("--work", help="where runs are kept; default: a folder that goes away")
+    p.add_argument("--large-work", help="where the 7B checkpoints stand (two at a time, 61 GB each); default: --work")
+    p.add_argument("--only", help="of the stages, only those whose names begin so")
     p.add_argument("--seconds", type=float, default=410, help="no stage begins later than this")
     p.add_argument("--small-config", default=os.path.join(ROOT, "configs/bench-30m.json"))
     p.add_argument("--big-config", default=os.path.join(ROOT, "configs/hysparse-7b.json"))
@@ -321,6 +365,8 @@ def main():
         result["gpus"], result["topology"] = smi.stdout.splitlines(), topology.stdout.splitlines()
 
     def stage(name, body):
+        if a.only and not name.startswith(a.only):
+            return
         if elapsed() > a.seconds:
             say(f"{name}: left out, {a.seconds:.0f} s have passed")
             result["not_run"].append(name)
@@ -372,6 +418,9 @@ def main():
     if not a.skip_7b:
         stage("7b rates", lambda: big.rates(big_rows, 5 if on_gpu else 1))
         stage("7b losses", lambda: big.losses(big_rows, 5, False))
+        if a.large_work:
+            big.work = a.large_work
+        stage("7b checkpoints", lambda: big.large_checkpoints(big_rows))
     result["seconds"] = elapsed()
     with open(a.out, "w") as f:
         json.dump(result, f, indent=1)

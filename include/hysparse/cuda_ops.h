@@ -100,6 +100,19 @@ HYSPARSE_API int hysparse_cuda_gated_sum_backward(hysparse_view a, hysparse_view
 HYSPARSE_API int hysparse_cuda_matmul(hysparse_view a, int32_t a_transposed, hysparse_view b,
                                       int32_t b_transposed, hysparse_view c, int32_t accumulate,
                                       void* workspace, size_t workspace_bytes, hysparse_stream stream);
+/* y[n, out] = x w^T (+ bias) (+ y when accumulate), rounded once. w, bias: bf16. */
+typedef struct {
+  const void* w;    /* [out, depth], w_stride elements from row to row */
+  const void* bias; /* [out] or NULL */
+  void* y;          /* [n, out], y_stride elements from row to row; f32 or bf16 */
+  int64_t w_stride, y_stride;
+  int32_t out, y_dtype, accumulate;
+} hysparse_cuda_product;
+enum { HYSPARSE_CUDA_PRODUCTS = 8 }; /* the most of one call */
+/* Products of one x [n, depth] in one launch, none of which reads another's y: for decoding. products: host.
+ * HYSPARSE_UNSUPPORTED: more than 4 rows, another dtype than bf16, rows that are no groups of 16 bytes. */
+HYSPARSE_API int hysparse_cuda_linear_group(hysparse_view x, const hysparse_cuda_product* products,
+                                            int32_t count, hysparse_stream stream);
 /* c = sum (+ bias[j]) (+ c when accumulate), rounded once; sum f32, c f32 or bf16, bias optional. */
 HYSPARSE_API int hysparse_cuda_finish_product(hysparse_view sum, hysparse_view bias, hysparse_view c,
                                               int32_t accumulate, hysparse_stream stream);

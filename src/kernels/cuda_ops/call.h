@@ -40,4 +40,11 @@ inline void* workspace(Runtime& rt, size_t bytes) {
   return p + (256 - reinterpret_cast<uintptr_t>(p) % 256) % 256;
 }
 
+// False: there is no kernel for this shape on this GPU. Other codes than "done" throw.
+inline bool taken(int code, const char* what) {
+  if (code == HYSPARSE_UNSUPPORTED) return false;
+  cuda_library().check(code, what);
+  return true;
+}
+
 }  // namespace hysparse::cuda_calls

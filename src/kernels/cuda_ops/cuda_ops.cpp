@@ -6,6 +6,7 @@
 #include "kernels/cuda_ops/attention.h"
 #include "kernels/cuda_ops/call.h"
 #include "kernels/cuda_ops/fast_attention.h"
+#include "kernels/cuda_ops/few_rows.h"
 #include "kernels/cuda_ops/memory.h"
 
 namespace hysparse {
@@ -59,6 +60,11 @@ class CudaOps final : public Ops {
     check_args(a);
     const ArenaScope scope(scratch_of(rt));
     product(rt, a.x, false, a.weight.value, true, a.bias ? a.bias->value : TensorView{}, a.y, a.accumulate);
+  }
+  void linear_group(Runtime& rt, std::span<const LinearForward> all,
+                    std::span<const Weight* const> next) const override {
+    if (!all.empty() && cuda_calls::few_row_products(all)) return;
+    Ops::linear_group(rt, all, next);
   }
   void linear_backward(Runtime& rt, const LinearBackward& a) const override {
     check_args(a);

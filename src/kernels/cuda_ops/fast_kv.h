@@ -16,13 +16,6 @@ inline hysparse_cuda_tensor fast_tensor(const TensorView& t) {
   return {t.data, t.stride[0], t.stride[1]};
 }
 
-// False: there is no kernel for this shape on this GPU. Other codes than "done" throw.
-inline bool taken(int code, const char* what) {
-  if (code == HYSPARSE_UNSUPPORTED) return false;
-  cuda_library().check(code, what);
-  return true;
-}
-
 // What a full layer's calls, of any number of tokens, are to leave of block scores and selection.
 template <class Params>
 void set_scores(Params& p, const AttentionForward& a, const AttentionSelect* select) {

@@ -158,13 +158,26 @@ TEST_P(Linear, RowsDoNotDependOnTheirNeighbours) {
 // A group is its members one by one, to the bit: few rows (one stream of weights), many, and both in one
 // group.
 TEST_P(Linear, AGroupIsItsMembers) {
-  for (const int64_t n : {0, 1, 2, 5, 64, 90, 130}) {
-    SCOPED_TRACE(::testing::Message() << n << " rows");
+  // Depths with and without whole 16-byte groups of bf16; more than a pass of all warps of a GPU's kernel.
+  for (const auto [n, depth] : std::vector<std::pair<int64_t, int64_t>>{{0, 1100},
+                                                                        {1, 1100},
+                                                                        {2, 1100},
+                                                                        {5, 1100},
+                                                                        {64, 1100},
+                                                                        {90, 1100},
+                                                                        {130, 1100},
+                                                                        {1, 8},
+                                                                        {1, 4360},
+                                                                        {2, 2048},
+                                                                        {3, 1112},
+                                                                        {4, 2312},
+                                                                        {5, 2048}}) {
+    SCOPED_TRACE(::testing::Message() << n << " rows of " << depth);
     Bench b(GetParam(), 13, true);
-    const Pair& x = b.in({n, 1100});
-    const Pair& w0 = b.in({70, 1100});
-    const Pair& w1 = b.in({9, 1100});
-    const Pair& w2 = b.in({33, 1100});
+    const Pair& x = b.in({n, depth});
+    const Pair& w0 = b.in({70, depth});
+    const Pair& w1 = b.in({9, depth});
+    const Pair& w2 = b.in({33, depth});
     const Pair& bias = b.in({9});
     const Pair& y0 = b.out({n, 70});
     const Pair& y1 = b.out({n, 9});
@@ -188,7 +201,7 @@ TEST_P(Linear, AGroupIsItsMembers) {
     EXPECT_EQ(values(y0[1]), values(alone0[1]));
     EXPECT_EQ(values(y1[1]), values(alone1[1]));
     EXPECT_EQ(values(y2[1]), values(alone2[1]));
-    EXPECT_TRUE(b.close("y0", y0, abs_product(x.ref(), w0.ref(), n, 70, 1100), 8, epsilon(b.acc())));
+    EXPECT_TRUE(b.close("y0", y0, abs_product(x.ref(), w0.ref(), n, 70, depth), 8, epsilon(b.acc())));
   }
 }
 

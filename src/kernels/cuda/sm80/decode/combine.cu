@@ -1,7 +1,7 @@
 // Merges the splits of a full layer's decode, a CTA a query head, and ranks its blocks, a CTA a KV head.
 #include "kernels/cuda/sm80/decode/combine.h"
 
-#include "kernels/cuda/common/device.h"
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/select_cta.cuh"
 #include "kernels/cuda/sm80/decode/full.cuh"
 
@@ -112,8 +112,8 @@ __device__ void rank_blocks(const CombineParams& p, int b, int g, int length, in
 
 template <int kWarps>
 __global__ void __launch_bounds__(kWarps * 32) kernel(const CombineParams p) {
+  join_stream();
   const int b = blockIdx.y, length = p.kv_len[b], splits = splits_of(length);
-  wait_for_launcher();
   // The longer work first.
   const int rankers = gridDim.x - p.q_heads;
   if (int(blockIdx.x) < rankers)
@@ -125,22 +125,12 @@ __global__ void __launch_bounds__(kWarps * 32) kernel(const CombineParams p) {
 template <int kWarps>
 cudaError_t launch(const CombineParams& p, dim3 grid, cudaStream_t stream) {
   const size_t smem = p.entries > 0 ? size_t(p.blocks) * sizeof(uint32_t) : 0;
-  bool overlap = false;
-  cudaError_t e = built_for_hopper(kernel<kWarps>, overlap);
-  if (e == cudaSuccess && smem > 24 << 10)
-    e = cudaFuncSetAttribute(kernel<kWarps>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(smem));
-  if (e != cudaSuccess) return e;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(kWarps * 32);
-  config.dynamicSmemBytes = smem;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel<kWarps>, p);
+  if (smem > 24 << 10) {
+    const cudaError_t e =
+        cudaFuncSetAttribute(kernel<kWarps>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(smem));
+    if (e != cudaSuccess) return e;
+  }
+  return launch_overlapped<kernel<kWarps>>(grid, kWarps * 32, stream, {.shared_bytes = smem}, p);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // the raw block maxima; the combine kernel (combine.cu) does the rest.
 #pragma once
 
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/sm80/decode/key_pipe.cuh"
 
 namespace hysparse::cuda::decode {
@@ -47,6 +48,7 @@ __global__ void __launch_bounds__(kSplitWarps * 32) full_kernel(const FullParams
   extern __shared__ __align__(128) uint8_t smem[];
   // Neighbours in the grid read the KV heads of the same tokens, which lie side by side in memory.
   const int g = blockIdx.x, split = blockIdx.y, b = blockIdx.z;
+  join_stream();
   const int length = p.kv_len[b], keys = split_keys(length);
   if (split * keys >= length) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = p.q_heads / p.kv_heads;
@@ -98,7 +100,6 @@ __global__ void __launch_bounds__(kSplitWarps * 32) full_kernel(const FullParams
       best[r] = -INFINITY;
     }
   }
-  launch_dependents();
   w.leave(pipe.result());
   __syncthreads();
 

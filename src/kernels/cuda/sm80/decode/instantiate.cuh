@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/common/device.h"
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/sm80/decode/full.cuh"
 #include "kernels/cuda/sm80/decode/instantiate.h"
 #include "kernels/cuda/sm80/decode/sparse.cuh"
@@ -10,11 +10,11 @@ namespace hysparse::cuda::decode {
 template <int kD, int kDv, int kRows, int kStages>
 cudaError_t launch_full(const FullParams& p, int batch, cudaStream_t stream) {
   constexpr int kSmem = kSplitWarps * KeyPipe<kD, kDv, kStages>::kBytes;
-  const auto kernel = full_kernel<kD, kDv, kRows, kStages>;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
+  constexpr auto kKernel = full_kernel<kD, kDv, kRows, kStages>;
+  const cudaError_t e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
   if (e != cudaSuccess) return e;
-  kernel<<<dim3(p.kv_heads, p.splits, batch), kSplitWarps * 32, kSmem, stream>>>(p);
-  return cudaGetLastError();
+  return launch_overlapped<kKernel>(dim3(p.kv_heads, p.splits, batch), kSplitWarps * 32, stream,
+                                    {.shared_bytes = kSmem}, p);
 }
 
 template <int kD, int kDv>
@@ -23,26 +23,24 @@ cudaError_t Kernels<kD, kDv>::full(const FullParams& p, int batch, cudaStream_t 
                                      : launch_full<kD, kDv, 16, 3>(p, batch, stream);
 }
 
+template <int kD, int kDv, int kRows, int kCluster>
+cudaError_t launch_sparse(const SparseParams& p, int batch, cudaStream_t stream) {
+  constexpr int kSmem = kSparseSmem<kD, kDv>;
+  constexpr auto kKernel = sparse_kernel<kD, kDv, kRows, kCluster>;
+  const cudaError_t e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
+  if (e != cudaSuccess) return e;
+  return launch_overlapped<kKernel>(dim3(p.kv_heads * kCluster, batch), kSparseThreads, stream,
+                                    {.shared_bytes = kSmem, .cluster = kCluster}, p);
+}
 template <int kD, int kDv, int kRows>
 cudaError_t launch_sparse(const SparseParams& p, int batch, cudaStream_t stream) {
-  constexpr int kCluster = 8, kSmem = kSparseSmem<kD, kDv>;
-  bool clusters = false;
-  cudaError_t e = built_for_hopper(sparse_kernel<kD, kDv, kRows, kCluster>, clusters);
-  if (e != cudaSuccess) return e;
-  const auto kernel = clusters ? sparse_kernel<kD, kDv, kRows, kCluster> : sparse_kernel<kD, kDv, kRows, 1>;
-  e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
-  if (e != cudaSuccess) return e;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {kCluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(p.kv_heads * (clusters ? kCluster : 1), batch);
-  config.blockDim = dim3(kSparseThreads);
-  config.dynamicSmemBytes = kSmem;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = clusters ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  constexpr int kCluster = 8;
+  static const bool clusters = [] {
+    bool hopper = false;
+    return built_for_hopper(sparse_kernel<kD, kDv, kRows, kCluster>, hopper) == cudaSuccess && hopper;
+  }();
+  return clusters ? launch_sparse<kD, kDv, kRows, kCluster>(p, batch, stream)
+                  : launch_sparse<kD, kDv, kRows, 1>(p, batch, stream);
 }
 
 template <int kD, int kDv>

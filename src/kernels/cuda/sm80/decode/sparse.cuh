@@ -5,6 +5,7 @@
 
 #include <cooperative_groups.h>
 
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/sm80/decode/key_pipe.cuh"
 
 namespace hysparse::cuda::decode {
@@ -47,6 +48,7 @@ __global__ void __launch_bounds__(kSparseThreads) sparse_kernel(const SparsePara
   extern __shared__ __align__(128) uint8_t smem[];
   const int rank = blockIdx.x % kCluster, g = blockIdx.x / kCluster, b = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  join_stream();
   const int length = p.kv_len[b], rows = p.q_heads / p.kv_heads;
   const auto of_warp = [&](int i) { return reinterpret_cast<Partial<kDv>*>(smem + i * Pipe::kBytes); };
   Partial<kDv>& sparse = *reinterpret_cast<Partial<kDv>*>(smem + kSparseThreads / 32 * Pipe::kBytes);

@@ -16,6 +16,7 @@ __device__ float sigmoid(float x) {
 
 template <class T, int kV, bool kFlat>
 __global__ void swiglu_kernel(View gate, View up, View h, int64_t total) {
+  join_stream();
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * kThreads) {
     const auto g = load_vector<kV>(element_at<T, kFlat>(gate, i * kV)),
@@ -143,8 +144,8 @@ int hysparse_cuda_swiglu(hysparse_view gate, hysparse_view up, hysparse_view h, 
     with_layout<16 / sizeof(T)>(
         [&](auto width, auto is_flat) {
           constexpr int kV = decltype(width)::value;
-          swiglu_kernel<T, kV, decltype(is_flat)::value>
-              <<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(*gate, *up, *h, total / kV);
+          launch_overlapped<swiglu_kernel<T, kV, decltype(is_flat)::value>>(
+              grid_for(total / kV, kThreads), kThreads, stream, {}, *gate, *up, *h, total / kV);
         },
         *gate, *up, *h);
   });

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/cuda/common/batch.h"
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/view.cuh"
 
 namespace hysparse::cuda {

@@ -5,8 +5,8 @@
 #include <map>
 #include <mutex>
 
-#include "kernels/cuda/sm80/elem/gemv.h"
 #include "kernels/cuda/sm80/elem/launch.h"
+#include "kernels/cuda/sm80/elem/products.h"
 
 namespace hysparse::cuda {
 namespace {
@@ -188,9 +188,12 @@ int hysparse_cuda_matmul(hysparse_view a, int32_t a_transposed, hysparse_view b,
       c->shape[1] != b->shape[b_transposed ? 0 : 1] || a->dtype != b->dtype)
     return refuse(op, "shapes or dtypes do not fit");
   if (c->shape[0] == 0 || c->shape[1] == 0) return HYSPARSE_OK;
-  if (depth > 0 && gemv_takes(*a, a_transposed != 0, *b, b_transposed != 0, *c)) {
-    gemv(*a, *b, *c, accumulate != 0, stream);
-    return launched(op);
+  if (!a_transposed && b_transposed && c->shape[1] <= INT32_MAX / 4 &&
+      few_rows_suit(*a, b->data, b->stride[0])) {
+    const hysparse_cuda_product one{b->data,      nullptr,        c->data,
+                                    b->stride[0], c->stride[0],   int32_t(c->shape[1]),
+                                    c->dtype,     accumulate != 0};
+    return check_cuda(few_row_products(*a, &one, 1, stream), op);
   }
   cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
   if (depth > 0 && library_product(*a, a_transposed != 0, *b, b_transposed != 0, *c, depth, accumulate != 0,

@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kThreads)
   const int lanes = kRowAWarp ? 32 : kThreads, lane = threadIdx.x % lanes;
   const int64_t row =
       kRowAWarp ? blockIdx.x * int64_t(kThreads / 32) + threadIdx.x / 32 : int64_t(blockIdx.x);
+  join_stream();
   if (row >= rows) return;
   const int64_t width = x.shape[x.rank - 1];
   T* in = row_at<T>(x, row);
@@ -167,11 +168,12 @@ int hysparse_cuda_rmsnorm(hysparse_view x, hysparse_view delta, hysparse_view we
     const auto run = [&](auto vector) {
       constexpr int kCount = decltype(vector)::value;
       if (width <= kShortRow)
-        forward_kernel<T, kCount, true><<<unsigned(ceil_div(rows, kThreads / 32)), kThreads, 0, stream>>>(
-            *x, d, *weight, float(eps), *y, r, rows);
+        launch_overlapped<forward_kernel<T, kCount, true>>(unsigned(ceil_div(rows, kThreads / 32)), kThreads,
+                                                           stream, {}, *x, d, *weight, float(eps), *y, r,
+                                                           rows);
       else
-        forward_kernel<T, kCount, false>
-            <<<unsigned(rows), kThreads, 0, stream>>>(*x, d, *weight, float(eps), *y, r, rows);
+        launch_overlapped<forward_kernel<T, kCount, false>>(unsigned(rows), kThreads, stream, {}, *x, d,
+                                                            *weight, float(eps), *y, r, rows);
     };
     if (vectors_fit(kV, *x, d, *weight, *y))
       run(std::integral_constant<int, kV>{});

@@ -12,6 +12,7 @@ constexpr int kThreads = 256;
 // dst row i = src row of(i), or NaN where that is outside [0, src_rows).
 template <class T, int kV, class Index>
 __global__ void gather_kernel(View src, const Index* of, View dst) {
+  join_stream();
   const int64_t width = dst.shape[1] / kV, total = dst.shape[0] * width;
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * kThreads) {
@@ -36,11 +37,11 @@ int gather(const char* op, const View& src, const Index* of, const View& dst, cu
     using T = decltype(t);
     constexpr int kV = 16 / sizeof(T);
     if (vectors_fit(kV, src, dst))
-      gather_kernel<T, kV>
-          <<<grid_for(dst.shape[0] * dst.shape[1] / kV, kThreads), kThreads, 0, stream>>>(src, of, dst);
+      launch_overlapped<gather_kernel<T, kV, Index>>(grid_for(dst.shape[0] * dst.shape[1] / kV, kThreads),
+                                                     kThreads, stream, {}, src, of, dst);
     else
-      gather_kernel<T, 1>
-          <<<grid_for(dst.shape[0] * dst.shape[1], kThreads), kThreads, 0, stream>>>(src, of, dst);
+      launch_overlapped<gather_kernel<T, 1, Index>>(grid_for(dst.shape[0] * dst.shape[1], kThreads), kThreads,
+                                                    stream, {}, src, of, dst);
   });
   return ok ? launched(op) : unsupported_dtype(op);
 }
@@ -88,6 +89,7 @@ SortMemory sort_memory(int64_t n) {
 // kV pairs of a head a thread.
 template <class T, int kV, bool kFlat>
 __global__ void rope_kernel(View x, const int32_t* position, View cos, View sin, float sign, int64_t groups) {
+  join_stream();
   const int half = int(cos.shape[1]), width = half / kV, heads = int(x.shape[1]);
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
        i += int64_t(gridDim.x) * kThreads) {
@@ -208,8 +210,9 @@ int hysparse_cuda_rope(hysparse_view x, const int32_t* position, hysparse_view c
     using T = decltype(t);
     const auto run = [&](auto width, auto is_flat) {
       constexpr int kV = decltype(width)::value;
-      rope_kernel<T, kV, decltype(is_flat)::value><<<grid_for(total / kV, kThreads), kThreads, 0, stream>>>(
-          *x, position, *cos, *sin, inverse ? -1.0f : 1.0f, total / kV);
+      launch_overlapped<rope_kernel<T, kV, decltype(is_flat)::value>>(
+          grid_for(total / kV, kThreads), kThreads, stream, {}, *x, position, *cos, *sin,
+          inverse ? -1.0f : 1.0f, total / kV);
     };
     if (cos->shape[1] % 4 == 0 && vectors_fit(4, *x, *cos, *sin) && flat(*x))
       run(std::integral_constant<int, 4>{}, std::true_type{});

@@ -25,6 +25,7 @@ __device__ void copy_row(const hysparse_cuda_row_pair& p, int64_t from, int64_t 
 
 // A CTA a row of a pair.
 __global__ void scatter_kernel(const __grid_constant__ Pairs pairs, const int64_t* rows, bool wide) {
+  join_stream();
   const int64_t to = rows[blockIdx.x];
   if (to < 0) return;
   const hysparse_cuda_row_pair& p = pairs.pair[blockIdx.y];
@@ -53,7 +54,8 @@ int hysparse_cuda_scatter_rows(const hysparse_cuda_row_pair* pairs, int32_t pair
     bits |= reinterpret_cast<uintptr_t>(p.src) | reinterpret_cast<uintptr_t>(p.dst) | uintptr_t(p.row_bytes) |
             uintptr_t(p.src_stride) | uintptr_t(p.dst_stride);
   }
-  scatter_kernel<<<dim3(unsigned(n), unsigned(pair_count)), kThreads, 0, stream>>>(all, rows, bits % 16 == 0);
+  launch_overlapped<scatter_kernel>(dim3(unsigned(n), unsigned(pair_count)), kThreads, stream, {}, all, rows,
+                                    bits % 16 == 0);
   return launched(op);
 }
 
