@@ -4,21 +4,10 @@
 #pragma once
 
 #include "kernels/cuda/common/device.h"
+#include "kernels/cuda/common/mma.cuh"
 
 namespace hysparse::cuda {
 
-// The next kernel of the stream may be set up when all CTAs have called this or ended.
-__device__ inline void launch_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-// Until the kernels before this one have ended and their writes are there.
-__device__ inline void wait_for_launcher() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 // The first thing in a kernel that launch_overlapped() starts: each thread of every CTA passes it before it
 // reads or writes memory that other kernels write, and before it ends.
 __device__ inline void join_stream() {
