@@ -125,6 +125,7 @@ void run_rank(const Flags& f, const std::vector<std::string>& parts, const RankC
   if (f.weights != "dtype") again += " --weights " + f.weights;
   if (rank.device.device != "cpu") again += " --device " + rank.device.device;
   if (rank.size() > 1) again += fmt::format(" --ranks {}", rank.size());
+  for (const int64_t n : settings.batches) again += fmt::format(" --batch {}", n);
   if (wants("prefill")) again += fmt::format(" --chunk {}", settings.chunk);
   std::printf(
       "again: hysparse bench%s --dtype %s --threads %d --context %lld --attention-tokens %lld --repeat "
@@ -189,6 +190,9 @@ void add_bench(CLI::App& app) {
   c.add_option("--requests", f.settings.requests, "engine: how many requests decode at once, one figure each")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  c.add_option("--batch", f.settings.batches,
+               "decode: this many sequences at once, each with --context tokens behind it; one figure each")
+      ->check(CLI::Range(1, 1024));
   c.add_option("--decode-tokens", f.settings.decode_tokens, "tokens that a run of decode or engine decodes")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();

@@ -1,14 +1,13 @@
 // End to end: training steps, prefill and decode of models with random weights.
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <memory>
 
 #include "base/error.h"
 #include "base/rng.h"
 #include "bench_parts.h"
 #include "bench_timed_ops.h"
 #include "engine/session.h"
-#include "kernels/cpu/dispatch.h"
 #include "train/memory_plan.h"
 #include "train/optimizer.h"
 #include "train/step.h"
@@ -18,75 +17,18 @@ namespace {
 
 constexpr double kDensePeak = 989e12;  // bf16 products of an H100 or H200, FLOP/s, as specified
 
+std::vector<std::pair<std::string, std::string>> shape_of(const BenchModel& m, int64_t parameters) {
+  return {{"config", m.name}, {"attention", m.attention}, {"parameters", std::to_string(parameters)}};
+}
+
+}  // namespace
+
 std::vector<int32_t> random_tokens(int64_t n, int64_t vocab, uint64_t seed) {
   Rng rng(seed);
   std::vector<int32_t> out(static_cast<size_t>(n));
   for (int32_t& t : out) t = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab)));
   return out;
 }
-
-std::vector<std::pair<std::string, std::string>> shape_of(const BenchModel& m, int64_t parameters) {
-  return {{"config", m.name}, {"attention", m.attention}, {"parameters", std::to_string(parameters)}};
-}
-
-// Bytes that a decoded token must read with `context` tokens before it: every weight (of an embedding that is
-// not also the head, one row; of experts, the active ones), and the K and V that its layers attend to.
-double bytes_a_token(const Weights& weights, const ModelConfig& config, const LayerPlan& plan,
-                     int64_t context) {
-  double bytes = 0;
-  for (const Weight* w : weights.all())
-    if (w != &weights.embed_tokens || !weights.lm_head_own) bytes += static_cast<double>(w->bytes());
-  for (const LayerWeights& layer : weights.layers)
-    for (const auto* group : {&layer.expert_gate, &layer.expert_up, &layer.expert_down})
-      if (!group->empty())
-        bytes -= static_cast<double>(group->front().bytes()) *
-                 static_cast<double>(config.n_routed_experts - config.num_experts_per_tok);
-  const int64_t row = config.kv_heads() * (config.d() + config.dv());
-  for (const LayerPlanEntry& entry : plan) {
-    int64_t keys = 0;
-    if (entry.kind == LayerKind::full) keys = context;
-    if (entry.kind == LayerKind::sparse)
-      keys = std::min(context, config.entries() * config.hysparse_block_size);
-    if (entry.window > 0) keys += std::min(context, entry.window);
-    bytes += static_cast<double>(keys * row) * static_cast<double>(size_of(weights.options().compute));
-  }
-  return bytes;
-}
-
-// Decodes behind the session's prompt. On the CPU every run stands between two passes that read memory as
-// fast as it goes: decoding can be no faster than that.
-void bench_decode(Runtime& rt, Session& session, const Weights& weights, const ModelConfig& config,
-                  const LayerPlan& plan, const BenchSettings& settings,
-                  std::vector<std::pair<std::string, std::string>> shape, BenchReport& report) {
-  std::optional<ReadSpeed> ceiling;
-  if (rt.memory.device() == DeviceKind::cpu && settings.compute != DType::f64) ceiling.emplace(rt.pool);
-  const double bytes = bytes_a_token(weights, config, plan, settings.context);
-  std::vector<double> rates, reads, fractions;
-  int32_t token = 1;
-  for (int i = 0; i <= settings.repeats; ++i) {  // the first run warms up
-    double read = ceiling ? ceiling->measure() : 0;
-    const auto start = std::chrono::steady_clock::now();
-    for (int64_t t = 0; t < settings.decode_tokens; ++t) {
-      session.decode(token);
-      token = static_cast<int32_t>((token * 31 + 7) % config.vocab_size);
-    }
-    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-    if (ceiling) read = (read + ceiling->measure()) / 2;
-    if (i == 0) continue;
-    rates.push_back(static_cast<double>(settings.decode_tokens) / time.count());
-    reads.push_back(read / 1e9);
-    fractions.push_back(rates.back() * bytes / read);
-  }
-  const auto median = [](std::vector<double> runs) { return BenchResult{.runs = std::move(runs)}.median(); };
-  if (ceiling) {
-    shape.emplace_back("GB/token", fmt::format("{:.4f}", bytes / 1e9));
-    shape.emplace_back("read_GB/s", fmt::format("{:.1f}", median(reads)));
-    shape.emplace_back("fraction_of_read_bandwidth", fmt::format("{:.3f}", median(fractions)));
-  }
-  report.add({"decode", std::move(shape), "tokens/s", rates});
-}
-
-}  // namespace
 
 void bench_train(Runtime& rt, const BenchModel& m, const BenchSettings& settings, BenchReport& report) {
   const ModelConfig& config = m.config.model;
@@ -172,7 +114,7 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   options.chunk = settings.chunk;
   // One run more than is reported: the first warms up.
   options.context = settings.context + settings.decode_tokens * (settings.repeats + 1);
-  Session session(rt, model, options);
+  auto session = std::make_unique<Session>(rt, model, options);
   const std::vector<int32_t> prompt = random_tokens(settings.context, config.vocab_size, 7);
   auto shape = shape_of(m, weights.parameters());
   if (settings.weights == WeightFormat::int8) shape.emplace_back("weights", "int8");
@@ -181,19 +123,22 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   std::vector<double> rates;
   const int prefills = prefill ? settings.repeats : 1;
   for (int i = 0; i < prefills; ++i) {
-    session.reset();
+    session->reset();
     const auto start = Clock::now();
-    session.prompt(prompt);
+    session->prompt(prompt);
     rates.push_back(static_cast<double>(settings.context) /
                     std::chrono::duration<double>(Clock::now() - start).count());
   }
-  shape.emplace_back("kv_bytes", std::to_string(session.kv().page_bytes() + session.kv().ring_bytes()));
+  shape.emplace_back("kv_bytes", std::to_string(session->kv().page_bytes() + session->kv().ring_bytes()));
   if (prefill) {
     auto with_chunk = shape;
     with_chunk.emplace_back("chunk", std::to_string(settings.chunk));
     report.add({"prefill", std::move(with_chunk), "tokens/s", rates});
   }
-  if (decode) bench_decode(rt, session, weights, config, plan, settings, std::move(shape), report);
+  if (!decode) return;
+  if (settings.batches.empty()) return bench_decode(rt, *session, model, settings, std::move(shape), report);
+  session.reset();  // and its cache
+  bench_batched_decode(rt, model, settings, std::move(shape), report);
 }
 
 }  // namespace hysparse

@@ -10,6 +10,9 @@
 
 namespace hysparse {
 
+class Model;
+class Session;
+
 struct BenchSettings {
   DType compute = DType::f32;
   WeightFormat weights = WeightFormat::compute;
@@ -20,6 +23,7 @@ struct BenchSettings {
   int64_t attention_tokens = 32768;
   int64_t decode_tokens = 16;                    // a run
   std::vector<int64_t> requests = {1, 2, 4, 8};  // of the engine at once
+  std::vector<int64_t> batches;                  // of decode; empty: one sequence, its logits to the host
   bool step_profile = false;                     // also the time of a step by kernel family
 };
 
@@ -41,6 +45,14 @@ void bench_train(Runtime& rt, const BenchModel& model, const BenchSettings& sett
 // Prefill of `context` tokens in chunks, and decode behind them; `prefill`, `decode`: which to report.
 void bench_inference(Runtime& rt, const BenchModel& model, const BenchSettings& settings, bool prefill,
                      bool decode, BenchReport& report);
+
+// The decode part of it: behind the session's prompt; or in batches of sequences with `context` tokens each.
+// A batch whose cache does not fit is named and left out.
+void bench_decode(Runtime& rt, Session& session, Model& model, const BenchSettings& settings,
+                  std::vector<std::pair<std::string, std::string>> shape, BenchReport& report);
+void bench_batched_decode(Runtime& rt, Model& model, const BenchSettings& settings,
+                          const std::vector<std::pair<std::string, std::string>>& shape, BenchReport& report);
+std::vector<int32_t> random_tokens(int64_t n, int64_t vocab, uint64_t seed);
 
 // Tokens a second of settings.requests at once, and the first token of a prompt of `context` tokens without
 // and with its prefix in the cache.
