@@ -73,11 +73,12 @@ void bench_decode(Runtime& rt, Session& session, Model& model, const BenchSettin
   const double bytes = bytes_a_token(model, settings.context);
   std::vector<double> rates, reads, fractions;
   int32_t token = 1;
+  const DrawSettings greedy{.temperature = 0, .vocab = model.config().vocab_size};
   for (int i = 0; i <= settings.repeats; ++i) {  // the first run warms up
     double read = ceiling ? ceiling->measure() : 0;
     const auto start = std::chrono::steady_clock::now();
     for (int64_t t = 0; t < settings.decode_tokens; ++t) {
-      session.decode(token);
+      if (!session.decode(token, greedy)) session.decode(token);
       token = static_cast<int32_t>((token * 31 + 7) % model.config().vocab_size);
     }
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;

@@ -59,45 +59,54 @@ void bench_engine(Runtime& rt, const BenchModel& m, const BenchSettings& setting
   ModelStep step(model);
 
   EngineOptions options;
-  options.context = std::min(config.max_position_embeddings, std::max<int64_t>(settings.context + 64, 1024));
-  options.step_tokens = settings.chunk;
   const int64_t most = *std::max_element(settings.requests.begin(), settings.requests.end());
+  const int64_t prompt =
+      settings.prompt_tokens > 0 ? settings.prompt_tokens : std::min<int64_t>(128, settings.context / 4 + 1);
+  // Nobody's answer ends while it counts, not even of those who started while others were read.
+  const int64_t steps = std::max<int64_t>(1, settings.decode_tokens / 2),
+                answer = steps * (settings.repeats + 1) + most * (2 + prompt / settings.chunk),
+                longest = prompt + answer;
+  options.context =
+      std::min(config.max_position_embeddings, std::max({settings.context + 64, longest, int64_t(1024)}));
+  options.step_tokens = settings.chunk;
   options.memory.max_sequences = most;
   const KvBytes bytes = kv_bytes(config, plan, static_cast<int>(size_of(settings.compute)));
   options.memory.kv_bytes = 2 * bytes.at(options.context) +
-                            most * bytes.at(std::min<int64_t>(options.context, 1024)) + 16 * bytes.rings;
+                            most * bytes.at(std::min(options.context, std::max<int64_t>(longest, 1024))) +
+                            16 * bytes.rings;
   const std::vector<std::pair<std::string, std::string>> shape = {
       {"config", m.name},
       {"attention", m.attention},
       {"batch_invariant", rt.memory.device() == DeviceKind::cpu ? "on" : "off"}};
 
   // Decoding: every request has its first token before the clock starts.
-  const int64_t prompt = std::min<int64_t>(128, options.context / 4);
   double alone = 0;
   for (const int64_t requests : settings.requests) {
+    options.prefix_cache = false;
+    Engine engine(rt, step, options);
+    std::vector<Running> running;
+    for (int64_t i = 0; i < requests; ++i)
+      running.push_back(
+          {engine.submit(random_request(prompt, answer, config.vocab_size, static_cast<uint64_t>(i)))});
+    const auto all_started = [&] {
+      for (Running& r : running) r.take();
+      return std::all_of(running.begin(), running.end(), [](const Running& r) { return r.drawn > 0; });
+    };
+    while (!all_started()) engine.step();
     std::vector<double> rates;
     for (int run = 0; run <= settings.repeats; ++run) {  // the first one warms up
-      options.prefix_cache = false;
-      Engine engine(rt, step, options);
-      std::vector<Running> running;
-      for (int64_t i = 0; i < requests; ++i)
-        running.push_back({engine.submit(random_request(prompt, settings.decode_tokens + requests + 1,
-                                                        config.vocab_size, static_cast<uint64_t>(i)))});
-      const auto all_started = [&] {
-        for (Running& r : running) r.take();
-        return std::all_of(running.begin(), running.end(), [](const Running& r) { return r.drawn > 0; });
-      };
-      while (!all_started()) engine.step();
       const int64_t before = engine.stats().generated_tokens;
       const Clock::time_point start = Clock::now();
-      for (int64_t i = 0; i < settings.decode_tokens / 2; ++i) engine.step();
+      for (int64_t i = 0; i < steps; ++i) engine.step();
       rt.memory.synchronize();
       const double seconds = seconds_since(start);
+      for (Running& r : running) r.take();
       if (run > 0) rates.push_back(static_cast<double>(engine.stats().generated_tokens - before) / seconds);
     }
     BenchResult result{"engine decode", shape, "tokens/s", rates};
     if (requests == settings.requests.front()) alone = result.median() / static_cast<double>(requests);
     result.shape.emplace_back("requests", std::to_string(requests));
+    result.shape.emplace_back("prompt", std::to_string(prompt));
     result.shape.emplace_back("times_one", fmt::format("{:.2f}", result.median() / alone));
     report.add(result);
   }

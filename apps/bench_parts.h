@@ -24,6 +24,7 @@ struct BenchSettings {
   int64_t decode_tokens = 16;                    // a run
   std::vector<int64_t> requests = {1, 2, 4, 8};  // of the engine at once
   std::vector<int64_t> batches;                  // of decode; empty: one sequence, its logits to the host
+  int64_t prompt_tokens = 0;                     // of each of them; 0: 128, or a quarter of the context
   bool step_profile = false;                     // also the time of a step by kernel family
 };
 

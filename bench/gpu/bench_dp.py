@@ -9,7 +9,7 @@ For a model of 25 to 60 million parameters and for the 7B shape (T 8192):
   memory     of a GPU, and how much of it the shares of masters and moments save
   kill       one of N ranks killed: seconds until all are gone, what was said, whether the last checkpoint goes on
   checkpoint N ranks -> 1 -> N at a learning rate that rounds to 0: the same weights to the bit; and going on. At the 7B shape the
-             last of these runs is killed behind its checkpoint, which must be the same after and go on
+             first of these runs is killed while it writes its second checkpoint
 
 Needs a build of hysparse ($HYSPARSE, default build/bin/hysparse) and, on GPUs, NCCL ($HYSPARSE_NCCL_LIBRARY, else
 that of the Python package nvidia-nccl, else the loader's). NVLink multicast stays off (NCCL_NVLS_ENABLE=0). --device cpu runs every
@@ -227,7 +227,7 @@ class Model:
                 "train.schedule=constant", "train.decay_steps=0", "train.warmup_steps=0"]
         run(*self.train(name, n, base + ["train.steps=6"]))
         sums = {f"{n} ranks, step 6": weight_sums(self.out(name), 6)}
-        still = base + ["train.lr=1e-300"]  # 0 in the f32 that weights move in
+        still = base + ["train.lr=1e-300", "train.min_lr=0"]  # 0 in the f32 that weights move in
         run(*self.train(name, 1, still + ["train.steps=7"], ["--resume"]))
         sums["then 1 rank, step 7"] = weight_sums(self.out(name), 7)
         run(*self.train(name, n, still + ["train.steps=8"], ["--resume"]))
@@ -249,7 +249,7 @@ class Model:
         out = self.out(name)
         base = [f"train.global_batch_size={rows}", "train.eval_interval=0", "train.log_interval=1", "train.keep_last=1",
                 "train.schedule=constant", "train.decay_steps=0", "train.warmup_steps=0"]
-        still = base + ["train.lr=1e-300"]  # 0 in the f32 that weights move in
+        still = base + ["train.lr=1e-300", "train.min_lr=0"]  # 0 in the f32 that weights move in
 
         def timed(what, body):
             begin = elapsed()
@@ -257,23 +257,25 @@ class Model:
             seconds[what] = elapsed() - begin
             say(f"  {what}: {seconds[what]:.1f} s")
 
+        def logged(step):
+            return any(r["step"] == step for r in log_records(out, "train"))
+
         try:
-            timed(f"{n} ranks, step 1, saved", lambda: run(*self.train(name, n, base + ["train.steps=1", "train.checkpoint_interval=0"])))
-            size = folder_bytes(checkpoint(out, 1))
-            first = weight_sums(out, 1)
-            timed("1 rank, step 2, saved", lambda: run(*self.train(name, 1, still + ["train.steps=2", "train.checkpoint_interval=0"], ["--resume"])))
-            equal = {"then 1 rank, step 2": weight_sums(out, 2) == first}
-            more = ["train.steps=1000000", "train.checkpoint_interval=3"]
-            with Watched(self, self.train(name, n, still + more, ["--resume"])) as w:
-                timed(f"{n} ranks, step 3, saved", lambda: w.wait_until(lambda: os.path.isdir(checkpoint(out, 3)), "the checkpoint of step 3"))
-                w.wait_until(lambda: any(r["step"] == 4 for r in log_records(out, "train")), "step 4")
+            more = ["train.steps=1000000", "train.checkpoint_interval=1"]
+            with Watched(self, self.train(name, n, base + more)) as w:
+                timed(f"{n} ranks, step 1, saved", lambda: w.wait_until(lambda: os.path.isdir(checkpoint(out, 1)), "the checkpoint of step 1"))
+                w.wait_until(lambda: logged(2), "step 2")  # and its checkpoint is being written
                 killed = w.kill_a_rank()
-            equal[f"then {n} ranks, step 3, after the kill"] = weight_sums(out, 3) == first
-            with Watched(self, self.train(name, n, base + ["train.steps=1000000", "train.checkpoint_interval=0"], ["--resume"])) as w:
-                timed(f"{n} ranks, going on to step 5", lambda: w.wait_until(
-                    lambda: [r["step"] for r in log_records(out, "train")][-2:] == [4, 5], "step 5"))
+            size = folder_bytes(checkpoint(out, 1))
+            whole = not os.path.isdir(checkpoint(out, 2))
+            first = weight_sums(out, 1)
+            timed("1 rank, resumed, step 2, saved", lambda: run(*self.train(name, 1, still + ["train.steps=2", "train.checkpoint_interval=0"], ["--resume"])))
+            equal = {f"{n} ranks, killed behind step 1, then 1 rank, step 2": weight_sums(out, 2) == first}
+            timed(f"{n} ranks, resumed, step 3, saved", lambda: run(*self.train(name, n, still + ["train.steps=3", "train.checkpoint_interval=0"], ["--resume"])))
+            equal[f"then {n} ranks, step 3"] = weight_sums(out, 3) == first
             losses = {r["step"]: r["loss"] for r in log_records(out, "train")}
-            return {"tensors": len(first), "checkpoint_GB": size / 1e9, "bit_equal": equal, "kill": killed, "losses": losses, "seconds": seconds}
+            return {"tensors": len(first), "checkpoint_GB": size / 1e9, "killed_while_saving_step_2": whole, "bit_equal": equal,
+                    "kill": killed, "losses": losses, "seconds": seconds}
         finally:
             shutil.rmtree(out, ignore_errors=True)
 

@@ -110,14 +110,30 @@ typedef struct {
 } hysparse_cuda_product;
 enum { HYSPARSE_CUDA_PRODUCTS = 8 }; /* the most of one call */
 /* Products of one x [n, depth] in one launch, none of which reads another's y: for decoding. products: host.
+ * constant: no kernel of the program writes these w; they are read before the kernels ahead have ended.
  * HYSPARSE_UNSUPPORTED: more than 4 rows, another dtype than bf16, rows that are no groups of 16 bytes. */
 HYSPARSE_API int hysparse_cuda_linear_group(hysparse_view x, const hysparse_cuda_product* products,
-                                            int32_t count, hysparse_stream stream);
+                                            int32_t count, int32_t constant, hysparse_stream stream);
 /* c = sum (+ bias[j]) (+ c when accumulate), rounded once; sum f32, c f32 or bf16, bias optional. */
 HYSPARSE_API int hysparse_cuda_finish_product(hysparse_view sum, hysparse_view bias, hysparse_view c,
                                               int32_t accumulate, hysparse_stream stream);
 /* out [columns] f32 += sums of x's columns. */
 HYSPARSE_API int hysparse_cuda_column_sums(hysparse_view x, hysparse_view out, hysparse_stream stream);
+
+/* ---- drawing tokens */
+/* How a row's token is drawn: of the first `vocab` logits, the top_k largest (0: all), then the fewest of
+ * them whose probabilities reach top_p, then those at least min_p times as likely as the likeliest; equal
+ * logits rank by the lower id. `uniform` in [0, 1) picks one by its share, in the order of ids. */
+typedef struct {
+  double uniform, top_p;
+  float inverse_temperature; /* 0: the likeliest */
+  float min_p;
+  int32_t top_k, vocab; /* vocab: 1 to the columns; not checked */
+} hysparse_cuda_draw;
+/* tokens[i] = the token of row i of logits [n, columns] f32; -1: NaN or +inf, or nothing above -inf. rows,
+ * tokens: device [n]. */
+HYSPARSE_API int hysparse_cuda_draw_tokens(hysparse_view logits, const hysparse_cuda_draw* rows,
+                                           int32_t* tokens, hysparse_stream stream);
 
 /* ---- loss and optimiser */
 HYSPARSE_API int hysparse_cuda_cross_entropy(hysparse_view logits, hysparse_view labels, double grad_scale,

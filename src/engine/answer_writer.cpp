@@ -51,6 +51,16 @@ AnswerWriter::Piece AnswerWriter::draw(const TensorView& logits, SamplerScratch&
   if (constraint_) allowed = constraint_->allowed();
   piece.token = sampler_.sample(logits.rows(0, options_.drawable), tokens_.size(), scratch, allowed.get());
   if (options_.logprobs >= 0) piece.logprobs = LogSoftmax(logits).report(piece.token, options_.logprobs);
+  return take(std::move(piece));
+}
+
+std::optional<DrawSettings> AnswerWriter::settings(int64_t ahead) const {
+  if (constraint_ || options_.logprobs >= 0) return {};
+  return sampler_.settings(tokens_.size() + static_cast<uint64_t>(ahead));
+}
+
+AnswerWriter::Piece AnswerWriter::take(Piece piece) {
+  HYSPARSE_CHECK(!finished_ && left() > 0, "the answer is complete");
   tokens_.push_back(piece.token);
   if (ends(piece.token)) {
     piece.text = finish(FinishReason::eos);

@@ -43,6 +43,11 @@ class AnswerWriter {
   };
   // `logits` [vocab] behind the last token, f32 or f64, host. Not after finish().
   Piece draw(const TensorView& logits, SamplerScratch& scratch);
+  // The draw of the token behind the next `ahead`, for operations to do; empty where it needs the logits
+  // here.
+  std::optional<DrawSettings> settings(int64_t ahead = 0) const;
+  // As draw(), of a token that was drawn so.
+  Piece take(int32_t token) { return take({.token = token}); }
   // Ends the answer from outside; returns the text that was still held back.
   std::string finish(FinishReason reason);
   // Set by the token that completed the answer, or by finish().
@@ -52,6 +57,7 @@ class AnswerWriter {
   const AnswerOptions& options() const { return options_; }
 
  private:
+  Piece take(Piece piece);
   bool stops_here() const;
   bool ends(int32_t token) const;
 

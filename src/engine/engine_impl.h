@@ -66,8 +66,12 @@ struct Row {
   std::vector<int32_t> drafts;  // the last ones of them
   int64_t first_logits = 0;     // its first row of the logits
   int64_t logits = 0;           // how many
+  std::vector<int32_t> drawn;   // on the device, behind each draft and the token before them
   int64_t kept = 0;             // of count; set by the draws
 };
+
+// Grows `buffer` to rows [rows, columns] (columns 0: a vector of rows).
+void ensure_rows(Tensor& buffer, DType dtype, int64_t rows, int64_t columns, Memory& memory);
 
 struct Engine::Impl {
   Impl(Runtime& rt, StepModel& model, const EngineOptions& options);
@@ -102,12 +106,15 @@ struct Engine::Impl {
   bool starving(const Live& live) const { return live.waited > options.starvation_steps; }
   int64_t waiting() const;
 
+  // engine_draw.cpp: from logits to tokens
+  void draw_on_device(std::vector<Row>& rows, const TensorView& logits);
+  void draw(std::vector<Row>& rows);
+  void draw_row(Row& row, SamplerScratch& scratch);
+
   // engine_results.cpp: what comes out of it
   void run(std::vector<Row>& rows);
   void forward(const std::vector<int>& ids, const RaggedBatch& batch, const TensorView& tokens,
                const TensorView& logits, bool drafts);
-  void draw(std::vector<Row>& rows);
-  void draw_row(Row& row, SamplerScratch& scratch);
   void fork_choices(Row& row);
   void keep_prefix(Choice& choice, bool at_end);
   void fail(Choice& choice, const std::string& why);
@@ -132,7 +139,7 @@ struct Engine::Impl {
   std::vector<std::unique_ptr<Live>> live;  // by arrival
   std::vector<Choice*> of_kv;               // by sequence of the cache; null: free
   std::vector<SamplerScratch> scratch;      // a worker
-  Tensor token_buffer, logits, host_logits;
+  Tensor token_buffer, logits, host_logits, drawn;
   int64_t swapped_bytes = 0;
   uint64_t identity = 0;  // of the model, in this step
   EngineStats counted;    // the owner's; published is a copy

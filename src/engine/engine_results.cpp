@@ -9,14 +9,13 @@ namespace {
 
 constexpr int64_t kLeastCached = 16;  // tokens: a shorter prefix is computed as fast as it is found
 
-// Grows `buffer` to rows [rows, columns] (columns 0: a vector of rows).
+}  // namespace
+
 void ensure_rows(Tensor& buffer, DType dtype, int64_t rows, int64_t columns, Memory& memory) {
   if (buffer && buffer.view().dim(0) >= rows) return;
   buffer = {};  // before the new one is taken
   buffer = columns > 0 ? Tensor(dtype, {rows, columns}, memory) : Tensor(dtype, {rows}, memory);
 }
-
-}  // namespace
 
 void Engine::Impl::run(std::vector<Row>& rows) {
   RaggedBatch batch;
@@ -46,7 +45,7 @@ void Engine::Impl::run(std::vector<Row>& rows) {
   forward(ids, batch, token_view, logits_view, drafts);
   if (logits_count > 0 && rt.memory.device() != DeviceKind::cpu) {
     ensure_rows(host_logits, a, logits_count, vocab, host_memory());
-    rt.memory.to_host(host_logits.view().data, logits_view.data, logits_view.bytes());
+    draw_on_device(rows, logits_view);
   }
   draw(rows);
   std::vector<int64_t> kept;
@@ -73,67 +72,6 @@ void Engine::Impl::forward(const std::vector<int>& ids, const RaggedBatch& batch
                       [&](const RaggedBatch& bounded) { model.forward(rt, bounded, tokens, *kv, logits); });
   kv->begin_step(ids, batch, drafts);
   model.forward(rt, batch, tokens, *kv, logits);
-}
-
-void Engine::Impl::draw(std::vector<Row>& rows) {
-  rt.pool.parallel_for(static_cast<int64_t>(rows.size()), [&](int64_t i, int worker) {
-    Row& row = rows[static_cast<size_t>(i)];
-    row.kept = row.count - static_cast<int64_t>(row.drafts.size());
-    try {
-      draw_row(row, scratch[static_cast<size_t>(worker)]);
-    } catch (const Error& e) {  // of this request alone: its logits are not numbers, say
-      fail(*row.choice, e.what());
-    }
-  });
-  for (const Row& row : rows) {
-    Live& request = row.choice->live;
-    const auto drawn = static_cast<int64_t>(row.choice->event.tokens.size());
-    const auto drafted = static_cast<int64_t>(row.drafts.size());
-    if (drawn > 0 && request.first_token < 0) request.first_token = now();
-    request.usage.completion_tokens += drawn;
-    counted.generated_tokens += drawn;
-    const int64_t accepted = row.kept - (row.count - drafted);
-    request.usage.drafted += drafted;
-    request.usage.accepted += accepted;
-    counted.drafted += drafted;
-    counted.accepted += accepted;
-    if (drafted == 0) continue;
-    // Proposals that are refused cost a row of the step each: fewer next time, more after a full success.
-    int64_t& draft = row.choice->draft;
-    draft = accepted == drafted ? std::min(options.speculate, draft + 2) : std::max<int64_t>(1, accepted + 1);
-  }
-}
-
-void Engine::Impl::draw_row(Row& row, SamplerScratch& scratch) {
-  Choice& choice = *row.choice;
-  const Request& request = choice.live.request;
-  const int64_t length = kv->length(choice.kv);
-  const int64_t fed = row.count - static_cast<int64_t>(row.drafts.size());
-  if (request.prompt_logprobs && !choice.live.prompt_done)
-    for (int64_t i = 0; i < row.logits; ++i) {
-      const int64_t next = length + row.count - row.logits + i + 1;  // whose probability this row tells
-      if (next >= choice.live.usage.prompt_tokens) break;
-      if (next != static_cast<int64_t>(choice.prompt_logprobs.size()) + 1) continue;
-      choice.prompt_logprobs.push_back(
-          LogSoftmax(logits_row(row.first_logits + i))
-              .report(request.prompt[static_cast<size_t>(next)], std::max(0, request.logprobs)));
-    }
-  if (length + fed < static_cast<int64_t>(choice.tokens.size())) return;
-  if (choice.writer.left() == 0) {
-    finish(choice, FinishReason::length);
-    return;
-  }
-  const auto drafts = static_cast<int64_t>(row.drafts.size());
-  const int64_t first = row.first_logits + row.logits - 1 - drafts;
-  for (int64_t i = 0;; ++i) {
-    AnswerWriter::Piece piece = choice.writer.draw(logits_row(first + i), scratch);
-    choice.tokens.push_back(piece.token);
-    choice.event.tokens.push_back(piece.token);
-    choice.event.text += piece.text;
-    if (piece.logprobs) choice.event.logprobs.push_back(std::move(*piece.logprobs));
-    if (choice.over() || i == drafts || piece.token != row.drafts[static_cast<size_t>(i)]) return;
-    ++row.kept;
-  }
 }
 
 // The prompt of choice 0 is read: the others start from its end, as far as there is room; the rest wait, and

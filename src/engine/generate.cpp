@@ -85,10 +85,19 @@ void Generator::read_prompt() {
 }
 
 // The token before is read only now: the last one of an answer needs no forward of its own.
+AnswerWriter::Piece Generator::next() {
+  if (!out_.tokens.empty()) {
+    const int32_t last = out_.tokens.back();
+    if (const auto settings = writer_.settings())
+      if (const auto token = source_.decode(last, *settings)) return writer_.take(*token);
+    logits_ = source_.decode(last);
+  }
+  return writer_.draw(logits_, scratch_);
+}
+
 void Generator::draw() {
   if (cancelled()) return finish(FinishReason::cancelled);
-  if (!out_.tokens.empty()) logits_ = source_.decode(out_.tokens.back());
-  const AnswerWriter::Piece piece = writer_.draw(logits_, scratch_);
+  const AnswerWriter::Piece piece = next();
   out_.tokens.push_back(piece.token);
   if (options_.on_token) options_.on_token(piece.token);
   emit(piece.text);

@@ -54,6 +54,7 @@ class Generator {
 
  private:
   void read_prompt();
+  AnswerWriter::Piece next();
   void draw();
   void emit(const std::string& piece);
   void finish(FinishReason reason);

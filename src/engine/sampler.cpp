@@ -172,7 +172,47 @@ int32_t pick(const std::vector<float>& weights, const std::vector<double>& sums,
   return static_cast<int32_t>(last);
 }
 
+template <class T>
+int32_t draw(const T* x, const DrawSettings& set, SamplerScratch& s) {
+  const auto vocab = static_cast<size_t>(set.vocab);
+  const Peak<T> peak = find_peak(x, vocab, "sampler");
+  if (set.temperature == 0) return static_cast<int32_t>(peak.index);
+
+  const auto inverse = static_cast<float>(std::min(1 / set.temperature, 1e30));
+  weigh(x, vocab, peak.value, inverse, s.weights);
+  const bool top_k = set.top_k > 0 && set.top_k < set.vocab;
+  if (top_k || set.top_p < 1) {
+    Ranking<T> ranking(x, vocab, peak, inverse, s);
+    Cut<T> cut{};
+    double total = 0;
+    if (top_k)
+      cut = ranking.by_count(static_cast<size_t>(set.top_k), total);
+    else
+      for (const double m : s.mass) total += m;
+    if (set.top_p < 1) {
+      const Cut<T> nucleus = ranking.by_weight(set.top_p * total);
+      // Never behind top_k's, whatever rounding says about the two sums.
+      if (!top_k || nucleus.logit > cut.logit || (nucleus.logit == cut.logit && nucleus.id < cut.id))
+        cut = nucleus;
+    }
+    keep(x, cut, s.weights);
+  }
+  if (set.min_p > 0) {
+    const auto floor = static_cast<float>(set.min_p);
+    for (float& w : s.weights) w = w >= floor ? w : 0.0f;
+  }
+  sum_blocks(s.weights, s.sums);
+  return pick(s.weights, s.sums, set.uniform);
+}
+
 }  // namespace
+
+int32_t draw_token(const TensorView& logits, const DrawSettings& settings, SamplerScratch& scratch) {
+  HYSPARSE_CHECK(logits.rank == 1 && logits.dim(0) >= settings.vocab, "a draw among {} tokens got {}",
+                 settings.vocab, logits.describe());
+  return logits.dtype == DType::f64 ? draw(logits.as<double>(), settings, scratch)
+                                    : draw(logits.as<float>(), settings, scratch);
+}
 
 void SamplerOptions::check() const {
   require(std::isfinite(temperature) && temperature >= 0, "temperature", "a number >= 0", temperature);
@@ -255,34 +295,7 @@ int32_t Sampler::sample(const T* logits, std::vector<T>& adjusted, uint64_t inde
     adjust(adjusted.data(), allowed);
     x = adjusted.data();
   }
-  const Peak<T> peak = find_peak(x, vocab_, "sampler");
-  if (options_.temperature == 0) return static_cast<int32_t>(peak.index);
-
-  const auto inverse = static_cast<float>(std::min(1 / options_.temperature, 1e30));
-  weigh(x, vocab_, peak.value, inverse, s.weights);
-  const bool top_k = options_.top_k > 0 && options_.top_k < static_cast<int64_t>(vocab_);
-  if (top_k || options_.top_p < 1) {
-    Ranking<T> ranking(x, vocab_, peak, inverse, s);
-    Cut<T> cut{};
-    double total = 0;
-    if (top_k)
-      cut = ranking.by_count(static_cast<size_t>(options_.top_k), total);
-    else
-      for (const double m : s.mass) total += m;
-    if (options_.top_p < 1) {
-      const Cut<T> nucleus = ranking.by_weight(options_.top_p * total);
-      // Never behind top_k's, whatever rounding says about the two sums.
-      if (!top_k || nucleus.logit > cut.logit || (nucleus.logit == cut.logit && nucleus.id < cut.id))
-        cut = nucleus;
-    }
-    keep(x, cut, s.weights);
-  }
-  if (options_.min_p > 0) {
-    const auto floor = static_cast<float>(options_.min_p);
-    for (float& w : s.weights) w = w >= floor ? w : 0.0f;
-  }
-  sum_blocks(s.weights, s.sums);
-  return pick(s.weights, s.sums, Rng(options_.seed, options_.choice, index).uniform());
+  return draw(x, draw_settings(index), s);
 }
 
 int32_t Sampler::sample(const TensorView& logits, uint64_t index, SamplerScratch& scratch,
@@ -291,6 +304,20 @@ int32_t Sampler::sample(const TensorView& logits, uint64_t index, SamplerScratch
                  "sampler of {} tokens got {}", vocab_, logits.describe());
   return logits.dtype == DType::f64 ? sample(logits.as<double>(), scratch.logits64, index, scratch, allowed)
                                     : sample(logits.as<float>(), scratch.logits32, index, scratch, allowed);
+}
+
+DrawSettings Sampler::draw_settings(uint64_t index) const {
+  return {.temperature = options_.temperature,
+          .top_k = options_.top_k,
+          .top_p = options_.top_p,
+          .min_p = options_.min_p,
+          .uniform = Rng(options_.seed, options_.choice, index).uniform(),
+          .vocab = static_cast<int64_t>(vocab_)};
+}
+
+std::optional<DrawSettings> Sampler::settings(uint64_t index) const {
+  if (penalises() || !options_.logit_bias.empty()) return {};
+  return draw_settings(index);
 }
 
 int32_t Sampler::sample(const TensorView& logits, uint64_t index) const {

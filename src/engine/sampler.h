@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "engine/token_mask.h"
+#include "kernels/ops.h"
 #include "tensor/tensor.h"
 
 namespace hysparse {
@@ -38,6 +40,10 @@ struct SamplerScratch {
   std::vector<uint32_t> counts;
 };
 
+// What DrawTokens says of one row, on the host: logits [>= vocab] f32 or f64. Error(failure) for NaN, +inf,
+// or nothing above -inf.
+int32_t draw_token(const TensorView& logits, const DrawSettings& settings, SamplerScratch& scratch);
+
 // The i-th token drawn depends on the logits, what was seen and (seed, choice, i) alone: not on threads, time
 // or earlier draws. Equal logits rank by the lower id.
 class Sampler {
@@ -53,9 +59,13 @@ class Sampler {
                  const TokenMask* allowed = nullptr) const;
   int32_t sample(const TensorView& logits, uint64_t index) const;
 
+  // How the same draw is put to operations (kernels/ops.h); empty where it needs more than they do.
+  std::optional<DrawSettings> settings(uint64_t index) const;
+
   const SamplerOptions& options() const { return options_; }
 
  private:
+  DrawSettings draw_settings(uint64_t index) const;
   bool penalises() const;
   template <class T>
   int32_t sample(const T* logits, std::vector<T>& adjusted, uint64_t index, SamplerScratch& scratch,

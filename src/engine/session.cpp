@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "engine/sampler.h"
 
 namespace hysparse {
 
@@ -31,6 +32,7 @@ Session::Session(Runtime& rt, Model& model, const SessionOptions& options)
   logits_ = Tensor(accumulation_dtype(compute), {1, config.vocab_size}, rt.memory);
   if (rt.memory.device() != DeviceKind::cpu)
     host_logits_ = Tensor(accumulation_dtype(compute), {1, config.vocab_size});
+  drawn_ = Tensor(DType::i32, {1}, rt.memory);
 }
 
 Session::~Session() = default;
@@ -112,13 +114,29 @@ TensorView Session::prompt(const std::vector<int32_t>& tokens, const std::atomic
   return last_logits();
 }
 
-TensorView Session::decode(int32_t token) {
+void Session::decode_step(int32_t token) {
   if (length() >= options_.context)
     throw input_error("decode", fmt::format("the sequence already holds {} tokens, all of the context of {}",
                                             length(), options_.context));
   check_tokens(&token, 1);
   step(&token, 1, true);
+}
+
+TensorView Session::decode(int32_t token) {
+  decode_step(token);
   return last_logits();
+}
+
+std::optional<int32_t> Session::decode(int32_t token, const DrawSettings& settings) {
+  if (!host_logits_) return {};  // they are here
+  decode_step(token);
+  int32_t drawn = -1;
+  if (rt_.ops.draw_tokens(rt_, {logits_, {&settings, 1}, drawn_}))
+    rt_.memory.to_host(&drawn, drawn_.view().data, sizeof drawn);
+  if (drawn >= 0) return drawn;
+  // The device draws none of this size, or the logits are not numbers: this says so.
+  SamplerScratch scratch;
+  return draw_token(last_logits(), settings, scratch);
 }
 
 }  // namespace hysparse

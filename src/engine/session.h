@@ -29,6 +29,7 @@ class Session : public LogitsSource {
   // Error(input) before anything changes. A cancelled prompt leaves the chunks that were done.
   TensorView prompt(const std::vector<int32_t>& tokens, const std::atomic<bool>* cancel = nullptr) override;
   TensorView decode(int32_t token) override;  // Error(input) at the context limit
+  std::optional<int32_t> decode(int32_t token, const DrawSettings& settings) override;
   int64_t length() const override;
   int64_t context() const override { return options_.context; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
@@ -39,6 +40,7 @@ class Session : public LogitsSource {
   const PagedKv& kv() const { return *kv_; }
 
  private:
+  void decode_step(int32_t token);
   void step(const int32_t* tokens, int64_t count, bool want_logits);
   void check_tokens(const int32_t* tokens, int64_t count) const;
   TensorView last_logits() const;
@@ -48,7 +50,7 @@ class Session : public LogitsSource {
   SessionOptions options_;
   std::unique_ptr<PagedKv> kv_;
   std::vector<int32_t> tokens_;  // what the cache holds
-  Tensor token_buffer_, logits_, host_logits_;
+  Tensor token_buffer_, logits_, host_logits_, drawn_;
   int64_t reused_ = 0;
 };
 

@@ -432,6 +432,20 @@ DType check_args(const GatedSumBackward& a) {
   return t;
 }
 
+void check_args(const DrawTokens& a) {
+  const char* op = "draw_tokens";
+  const DType acc = compute(op, "logits", a.logits);
+  HYSPARSE_CHECK(acc == accumulation_dtype(acc), "{}: logits in {}", op, name_of(acc));
+  want(op, "logits", a.logits, acc, {kAny, kAny});
+  want(op, "tokens", a.tokens, DType::i32, {a.logits.dim(0)});
+  HYSPARSE_CHECK(a.tokens.contiguous() && std::ssize(a.rows) == a.logits.dim(0),
+                 "{}: {} settings for {} rows", op, a.rows.size(), a.logits.dim(0));
+  for (const DrawSettings& s : a.rows)
+    HYSPARSE_CHECK(s.vocab >= 1 && s.vocab <= a.logits.dim(1) && s.uniform >= 0 && s.uniform < 1 &&
+                       s.temperature >= 0 && s.top_k >= 0 && s.top_p > 0 && s.top_p <= 1 && s.min_p >= 0 &&
+                       s.min_p <= 1,
+                   "{}: a setting out of range", op);
+}
 DType check_args(const CrossEntropy& a) {
   const char* op = "cross_entropy";
   const DType acc = compute(op, "logits", a.logits);

@@ -30,6 +30,7 @@ DType check_args(const WindowAttentionForward&);
 DType check_args(const WindowAttentionBackward&);
 DType check_args(const GatedSumForward&);
 DType check_args(const GatedSumBackward&);
+void check_args(const DrawTokens&);
 DType check_args(const CrossEntropy&);  // returns A
 DType check_args(const AdamW&);         // returns A
 void check_args(const SumSquares&);

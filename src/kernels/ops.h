@@ -336,6 +336,21 @@ struct ExpertSwigluBackward {
   TensorView dweights;    // [n, k] A
 };
 
+// ---- drawing tokens
+// How one token is drawn: engine/sampler.h without penalties, bias and masks.
+struct DrawSettings {
+  double temperature = 1.0;  // 0: the likeliest
+  int64_t top_k = 0;
+  double top_p = 1.0, min_p = 0.0;
+  double uniform = 0;  // in [0, 1): which share of the probability is drawn, in the order of ids
+  int64_t vocab = 0;   // of the row's logits, the first so many
+};
+struct DrawTokens {
+  TensorView logits;                   // [n, vocab] A
+  std::span<const DrawSettings> rows;  // [n]
+  TensorView tokens;                   // out [n] i32; -1: NaN, +inf, or nothing above -inf
+};
+
 // ---- loss and optimiser
 inline constexpr int32_t kIgnoreLabel = -100;
 
@@ -460,6 +475,8 @@ class Ops {
   // Runs `body`, which issues operations and nothing else that matters; or, where the backend has recorded
   // what an earlier body with this key issued, repeats that with the tables of this step (CUDA graphs).
   virtual void repeat(Runtime&, const RepeatedStep&, const std::function<void()>& body) const { body(); }
+  // False: this backend draws nothing, and nothing has happened.
+  virtual bool draw_tokens(Runtime&, const DrawTokens&) const { return false; }
   // Products of one and the same x, none of which reads another's y: as linear() of each. next: the weights
   // of the group that follows, where known; a hint.
   virtual void linear_group(Runtime&, std::span<const LinearForward>,

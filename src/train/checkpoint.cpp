@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <list>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -186,18 +187,31 @@ void read_moment(const SafetensorsFile& file, const std::string& name, const Opt
   if (copy) memory.from_host(dst.data, host.data, dst.bytes());
 }
 
-std::string damaged_hint(const fs::path& dir) {
-  return fmt::format(
-      "the checkpoint is damaged: restore the file, or remove {} to resume from the one before",
-      dir.string());
-}
-
 // Maps the file, so that its size does not matter.
 std::string file_checksum(const fs::path& path) {
   const MappedFile file(path);
   TokenChecksum sum;
   sum.add(file.bytes().data(), file.bytes().size());
   return fmt::format("{:016x}", sum.value());
+}
+
+// Of several files at once: of a large model, reading them back takes as long as writing them.
+std::vector<std::string> file_checksums(const std::vector<fs::path>& paths) {
+  constexpr size_t kAtOnce = 8;
+  std::vector<std::string> sums(paths.size());
+  for (size_t first = 0; first < paths.size(); first += kAtOnce) {
+    std::vector<std::future<std::string>> running;
+    for (size_t i = first; i < std::min(paths.size(), first + kAtOnce); ++i)
+      running.push_back(std::async(std::launch::async, file_checksum, paths[i]));
+    for (size_t i = 0; i < running.size(); ++i) sums[first + i] = running[i].get();
+  }
+  return sums;
+}
+
+std::string damaged_hint(const fs::path& dir) {
+  return fmt::format(
+      "the checkpoint is damaged: restore the file, or remove {} to resume from the one before",
+      dir.string());
 }
 
 // Of state.json: everything in it but this very sum.
@@ -219,10 +233,15 @@ Json read_state_file(const fs::path& dir) {
   }
 }
 
-void check_content(const fs::path& dir, const std::string& name, const Json& listed) {
-  if (file_checksum(dir / name) != listed.at("checksum").get<std::string>())
-    throw input_error((dir / name).string(), "its content is not what was saved: the checksum differs",
-                      damaged_hint(dir));
+// files: name -> what was listed of it.
+void check_contents(const fs::path& dir, const std::vector<std::pair<std::string, Json>>& files) {
+  std::vector<fs::path> paths;
+  for (const auto& [name, listed] : files) paths.push_back(dir / name);
+  const std::vector<std::string> sums = file_checksums(paths);
+  for (size_t i = 0; i < files.size(); ++i)
+    if (sums[i] != files[i].second.at("checksum").get<std::string>())
+      throw input_error(paths[i].string(), "its content is not what was saved: the checksum differs",
+                        damaged_hint(dir));
 }
 
 bool holds_tensors(const std::string& name) {
@@ -306,8 +325,9 @@ void save_checkpoint(const fs::path& out, const TrainState& state, Weights& weig
     std::vector<fs::path> names;
     for (const auto& e : fs::directory_iterator(temp)) names.push_back(e.path());
     std::sort(names.begin(), names.end());
-    for (const fs::path& p : names)
-      files[p.filename().string()] = {{"bytes", fs::file_size(p)}, {"checksum", file_checksum(p)}};
+    const std::vector<std::string> sums = file_checksums(names);
+    for (size_t i = 0; i < names.size(); ++i)
+      files[names[i].filename().string()] = {{"bytes", fs::file_size(names[i])}, {"checksum", sums[i]}};
     json["files"] = files;
     json["checksum"] = state_checksum(json);
     write_file_atomic(temp / kStateFile, dump_json(json));
@@ -347,7 +367,7 @@ TrainState read_checkpoint_state(const fs::path& dir) {
       if (fs::file_size(file) != bytes)
         throw expected_error(file.string(), fmt::format("{} bytes", bytes),
                              fmt::format("{} bytes", fs::file_size(file)), damaged_hint(dir));
-      if (!holds_tensors(name)) check_content(dir, name, listed);
+      if (!holds_tensors(name)) check_contents(dir, {{name, listed}});
     }
     TrainState s;
     s.step = json.at("step").get<int64_t>();
@@ -395,8 +415,10 @@ void load_master_weights(const fs::path& model_dir, Weights& weights, const Log&
 
 void load_checkpoint(const fs::path& dir, const TrainState& state, Weights& weights, Optimizer& optimizer) {
   const Json json = read_state_file(dir);
+  std::vector<std::pair<std::string, Json>> large;
   for (const auto& [name, listed] : json.at("files").items())
-    if (holds_tensors(name)) check_content(dir, name, listed);
+    if (holds_tensors(name)) large.emplace_back(name, listed);
+  check_contents(dir, large);
   const SafetensorsFile moments(dir / kOptimizerFile);
   check_step(moments, state.step);
   for (const auto& e : fs::directory_iterator(dir))

@@ -122,6 +122,20 @@ class CudaOps final : public Ops {
     if (kind_ == CudaMemoryKind::managed) return body();  // tests: its copies wait for the GPU
     resident_.recorder.run(step, body);
   }
+  bool draw_tokens(Runtime&, const DrawTokens& a) const override {
+    check_args(a);
+    if (a.logits.dim(1) > kMostDrawn) return false;
+    std::vector<hysparse_cuda_draw> rows;
+    for (const DrawSettings& s : a.rows) {
+      const double inverse = s.temperature == 0 ? 0 : std::min(1 / s.temperature, 1e30);
+      rows.push_back({s.uniform, s.top_p, static_cast<float>(inverse), static_cast<float>(s.min_p),
+                      static_cast<int32_t>(std::min(s.top_k, kMostDrawn)), static_cast<int32_t>(s.vocab)});
+    }
+    cuda_.check(cuda_.draw_tokens(View(a.logits), resident_.tables.on_device(rows), a.tokens.as<int32_t>(),
+                                  cuda_stream()),
+                "draw_tokens");
+    return true;
+  }
   void swiglu(Runtime&, const SwigluForward& a) const override {
     check_args(a);
     cuda_.check(cuda_.swiglu(View(a.gate), View(a.up), View(a.h), cuda_stream()), "swiglu");
@@ -211,6 +225,8 @@ class CudaOps final : public Ops {
   }
 
  private:
+  static constexpr int64_t kMostDrawn = int64_t(1) << 22;  // logits of a row
+
   // c = a b (+ bias) (+ c). A narrow c is rounded once: where more is added than the product, the sum is made
   // in f32 first.
   void product(Runtime& rt, const TensorView& a, bool a_transposed, const TensorView& b, bool b_transposed,

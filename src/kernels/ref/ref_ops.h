@@ -47,6 +47,7 @@ class RefOps final : public Ops {
   void expert_swiglu(Runtime&, const ExpertSwiglu&) const override;
   void expert_swiglu_backward(Runtime&, const ExpertSwigluBackward&) const override;
   // training.cpp
+  bool draw_tokens(Runtime&, const DrawTokens&) const override;
   void cross_entropy(Runtime&, const CrossEntropy&) const override;
   void adamw(Runtime&, const AdamW&) const override;
   void sum_squares(Runtime&, const SumSquares&) const override;

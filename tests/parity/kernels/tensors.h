@@ -180,7 +180,7 @@ inline ::testing::AssertionResult within(const std::string& name, const TensorVi
   if (g.size() != r.size() || r.size() != tolerance.size())
     return ::testing::AssertionFailure()
            << name << ": sizes " << g.size() << ", " << r.size() << ", " << tolerance.size();
-  size_t bad = 0, worst = 0;
+  size_t bad = 0, worst = 0, first = 0, last = 0;
   double worst_ratio = 0;
   for (size_t i = 0; i < g.size(); ++i) {
     const double error = g[i] == r[i] ? 0 : std::fabs(g[i] - r[i]);
@@ -188,13 +188,16 @@ inline ::testing::AssertionResult within(const std::string& name, const TensorVi
         tolerance[i] + 0.51 * epsilon(got.dtype) * std::fabs(r[i]) + std::numeric_limits<float>::min();
     double ratio = error / allowed;
     if (std::isnan(g[i]) != std::isnan(r[i]) || (std::isnan(ratio) && !std::isnan(r[i]))) ratio = kInf;
-    if (!(ratio <= 1) && !(std::isnan(g[i]) && std::isnan(r[i]))) ++bad;
+    if (!(ratio <= 1) && !(std::isnan(g[i]) && std::isnan(r[i]))) {
+      if (bad++ == 0) first = i;
+      last = i;
+    }
     if (ratio > worst_ratio) worst_ratio = ratio, worst = i;
   }
   if (bad == 0) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure()
          << name << ' ' << got.describe() << ": " << bad << " of " << g.size()
-         << " beyond tolerance; worst at " << worst << ": got " << g[worst] << ", expected " << r[worst]
+         << " beyond tolerance, from " << first << " to " << last << "; worst at " << worst << ": got " << g[worst] << ", expected " << r[worst]
          << ", allowed +-" << tolerance[worst] << " (error / allowed " << worst_ratio << ")";
 }
 

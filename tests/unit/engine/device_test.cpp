@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "engine/generate.h"
 #include "engine/session.h"
 #include "kernels/cpu/cpu.h"
 #include "tiny.h"
@@ -55,6 +56,36 @@ TEST(Device, ASessionTouchesItsMemoryThroughOperationsAlone) {
     Arena scratch(device);
     Runtime rt{pool, scratch, ops, device};
     EXPECT_TRUE(answers(rt, kind) == answers(host, kind)) << enum_name(kind);
+  }
+}
+
+// Tokens that the device draws are those that the host would; what needs logits here still gets them.
+TEST(Device, DrawsWhatTheHostWould) {
+  ThreadPool pool(1);
+  Arena host_scratch;
+  Runtime host{pool, host_scratch, cpu_ops(), host_memory()};
+  FakeDevice device;
+  const DrawingDeviceOps ops(cpu_ops(), device);
+  Arena scratch(device);
+  Runtime rt{pool, scratch, ops, device};
+  const auto tokens = [&](Runtime& on, const SamplerOptions& sampling) {
+    ModelConfig config = tiny_config(AttentionKind::hysparse);
+    config.finalize("TINY");
+    Weights weights(config, build_layer_plan(config), {}, on.memory);
+    weights.init_random(config, build_layer_plan(config), 5, &on.pool);
+    Model model(config, weights);
+    Session session(on, model, {.context = 200, .chunk = 64});
+    GenerateOptions options;
+    options.sampling = sampling;
+    options.max_new_tokens = 40;
+    return generate(session, {1, 2, 3, 4, 5}, config.vocab_size, options).tokens;
+  };
+  SamplerOptions greedy{.temperature = 0}, warm{.temperature = 1.3, .top_k = 30, .top_p = 0.9, .seed = 7},
+      penalised{.temperature = 1, .repetition_penalty = 1.5};
+  for (const SamplerOptions& sampling : {greedy, warm, penalised}) {
+    const int64_t before = ops.drawn;
+    EXPECT_EQ(tokens(rt, sampling), tokens(host, sampling));
+    EXPECT_EQ(ops.drawn - before, sampling.repetition_penalty == 1 ? 39 : 0);
   }
 }
 

@@ -171,13 +171,14 @@ TEST(EngineModel, APrefixEndsAnywhere) {
   }
 }
 
-// A device whose memory the host cannot touch: the same tokens and logprobs, moves to host memory included.
+// A device whose memory the host cannot touch and that draws by itself: the same tokens and logprobs, moves to
+// host memory included.
 TEST(EngineModel, OnADevice) {
   ThreadPool pool(2);
   Arena host_scratch;
   Runtime host{pool, host_scratch, cpu_ops(), host_memory()};
   FakeDevice device;
-  const FakeDeviceOps ops(cpu_ops(), device);
+  const DrawingDeviceOps ops(cpu_ops(), device);
   Arena scratch(device);
   Runtime rt{pool, scratch, ops, device};
   TinyModel there(rt, DType::f32), here(host, DType::f32);
@@ -187,6 +188,7 @@ TEST(EngineModel, OnADevice) {
   Engine on_device(rt, step_there, options), on_host(host, step_here, options);
   const std::vector<Outcome> got = all_of(on_device, requests), want = all_of(on_host, requests);
   EXPECT_GT(on_device.stats().preempted_swap, 0);
+  EXPECT_GT(ops.drawn, 0);
   for (size_t i = 0; i < got.size(); ++i) expect_same(got[i], want[i]);
 }
 

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "kernels/ref/ref.h"
 #include "unit/train/forwarding_ops.h"
 
 namespace hysparse::tests {
@@ -103,6 +104,18 @@ class FakeDeviceOps : public ForwardingOps {
 
  private:
   FakeDevice& device_;
+};
+
+// One that draws tokens, too, as the reference does.
+class DrawingDeviceOps : public FakeDeviceOps {
+ public:
+  using FakeDeviceOps::FakeDeviceOps;
+  bool draw_tokens(Runtime& rt, const DrawTokens& a) const override {
+    drawn += std::ssize(a.rows);
+    around([&] { ref_ops().draw_tokens(rt, a); });
+    return true;
+  }
+  mutable int64_t drawn = 0;
 };
 
 }  // namespace hysparse::tests

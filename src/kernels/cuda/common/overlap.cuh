@@ -1,6 +1,7 @@
 // Kernels whose start overlaps the end of the one before (programmatic dependent launch; Hopper on, elsewhere
 // ordinary launches). In a decode step, whose kernels run for microseconds, the set-up of a launch costs as
-// much as the work.
+// much as the work. A kernel that fills the GPU lets its followers start at its end only: CTAs that wait
+// would take the places of those that work, and an even cut of the work would need two rounds.
 #pragma once
 
 #include "kernels/cuda/common/device.h"

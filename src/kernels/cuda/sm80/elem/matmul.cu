@@ -193,7 +193,7 @@ int hysparse_cuda_matmul(hysparse_view a, int32_t a_transposed, hysparse_view b,
     const hysparse_cuda_product one{b->data,      nullptr,        c->data,
                                     b->stride[0], c->stride[0],   int32_t(c->shape[1]),
                                     c->dtype,     accumulate != 0};
-    return check_cuda(few_row_products(*a, &one, 1, stream), op);
+    return check_cuda(few_row_products(*a, &one, 1, false, stream), op);
   }
   cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
   if (depth > 0 && library_product(*a, a_transposed != 0, *b, b_transposed != 0, *c, depth, accumulate != 0,

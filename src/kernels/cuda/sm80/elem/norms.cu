@@ -22,8 +22,9 @@ __device__ float* rstd_at(const View& rstd,
   return static_cast<float*>(rstd.data) + row * rstd.stride[0];
 }
 
-// A CTA of kWarps * 32 threads takes a row, or each warp one where rows are short.
-template <class T, int kV, bool kRowAWarp>
+// A CTA takes a row, or each warp one where rows are short. kPasses: vectors of a row that a thread keeps
+// between the sum and the scaling; 0: it reads them again.
+template <class T, int kV, bool kRowAWarp, int kPasses>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(View x, View delta, View weight, float eps, View y, View rstd, int64_t rows) {
   const int lanes = kRowAWarp ? 32 : kThreads, lane = threadIdx.x % lanes;
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
   T* in = row_at<T>(x, row);
   const T* more = delta.data ? row_at<T>(delta, row) : nullptr;
   float sum = 0;
-  for (int64_t c = lane * kV; c < width; c += lanes * kV) {
+  const auto read = [&](int64_t c) {
     auto v = load_vector<kV>(in + c);
     if (more) {
       const auto d = load_vector<kV>(more + c);
@@ -45,18 +46,42 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int j = 0; j < kV; ++j) sum += to_float(v.x[j]) * to_float(v.x[j]);
-  }
-  sum = kRowAWarp ? warp_total(sum) : cta_total(sum);
-  const float scale = 1.0f / sqrtf(sum / float(width) + eps);
-  if (rstd.data && lane == 0) *rstd_at(rstd, row) = scale;
+    return v;
+  };
   const T* w = static_cast<const T*>(weight.data);
   T* out = row_at<T>(y, row);
-  for (int64_t c = lane * kV; c < width; c += lanes * kV) {
-    auto v = load_vector<kV>(in + c);
-    const auto g = load_vector<kV>(w + c);
+  const auto total = [&] {
+    sum = kRowAWarp ? warp_total(sum) : cta_total(sum);
+    const float scale = 1.0f / sqrtf(sum / float(width) + eps);
+    if (rstd.data && lane == 0) *rstd_at(rstd, row) = scale;
+    return scale;
+  };
+  const auto write = [&](int64_t c, Vector<T, kV> v, const Vector<T, kV>& g, float scale) {
 #pragma unroll
     for (int j = 0; j < kV; ++j) v.x[j] = from_float<T>(to_float(v.x[j]) * scale * to_float(g.x[j]));
     store_vector(out + c, v);
+  };
+  if constexpr (kPasses > 0) {
+    Vector<T, kV> v[kPasses], g[kPasses];
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int64_t c = int64_t(i * lanes + lane) * kV;
+      if (c >= width) break;
+      v[i] = read(c);
+      g[i] = load_vector<kV>(w + c);
+    }
+    const float scale = total();
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int64_t c = int64_t(i * lanes + lane) * kV;
+      if (c >= width) break;
+      write(c, v[i], g[i], scale);
+    }
+  } else {
+    for (int64_t c = lane * kV; c < width; c += lanes * kV) read(c);
+    const float scale = total();
+    for (int64_t c = lane * kV; c < width; c += lanes * kV)
+      write(c, load_vector<kV>(in + c), load_vector<kV>(w + c), scale);
   }
 }
 
@@ -166,14 +191,23 @@ int hysparse_cuda_rmsnorm(hysparse_view x, hysparse_view delta, hysparse_view we
     using T = decltype(t);
     constexpr int kV = 16 / sizeof(T);
     const auto run = [&](auto vector) {
-      constexpr int kCount = decltype(vector)::value;
+      constexpr int kCount = decltype(vector)::value, kPasses = 4;
+      const auto launch = [&](auto a_warp, auto passes) {
+        constexpr bool kRowAWarp = decltype(a_warp)::value;
+        launch_overlapped<forward_kernel<T, kCount, kRowAWarp, decltype(passes)::value>>(
+            unsigned(kRowAWarp ? ceil_div(rows, kThreads / 32) : rows), kThreads, stream, {}, *x, d, *weight,
+            float(eps), *y, r, rows);
+      };
+      const auto with_passes = [&](auto a_warp) {
+        if (width <= (decltype(a_warp)::value ? 32 : kThreads) * kCount * kPasses)
+          launch(a_warp, std::integral_constant<int, kPasses>{});
+        else
+          launch(a_warp, std::integral_constant<int, 0>{});
+      };
       if (width <= kShortRow)
-        launch_overlapped<forward_kernel<T, kCount, true>>(unsigned(ceil_div(rows, kThreads / 32)), kThreads,
-                                                           stream, {}, *x, d, *weight, float(eps), *y, r,
-                                                           rows);
+        with_passes(std::true_type{});
       else
-        launch_overlapped<forward_kernel<T, kCount, false>>(unsigned(rows), kThreads, stream, {}, *x, d,
-                                                            *weight, float(eps), *y, r, rows);
+        with_passes(std::false_type{});
     };
     if (vectors_fit(kV, *x, d, *weight, *y))
       run(std::integral_constant<int, kV>{});

@@ -1,7 +1,7 @@
 // Products of few rows (decode), several of one x at a time: y_i[n, out_i] = x[n, depth] w_i[out_i, depth]^T,
 // bound by reading every w once. All weights of a call are one list of units of four columns, cut evenly over
-// the CTAs; the warps of a CTA cut the depth, so that a CTA's end does not wait for one long column. While
-// the kernel before still runs, each CTA already asks for its first weights to be brought to L2.
+// as many CTAs as run at once; the warps of a CTA cut the depth, so that its end does not wait for one long
+// column. Where nothing writes the weights, the first of them are on their way while the kernel before ends.
 #include "kernels/cuda/sm80/elem/products.h"
 
 #include <algorithm>
@@ -12,8 +12,7 @@ namespace hysparse::cuda {
 namespace {
 
 constexpr int kWarps = 8, kVector = 8, kChunk = 32 * kVector, kColumns = 4;
-constexpr int kUnits = 8;              // between two meetings of a CTA's warps
-constexpr int kAheadBytes = 48 << 10;  // of weights that a CTA asks for early
+constexpr int kUnits = 8;  // between two meetings of a CTA's warps
 
 struct List {
   hysparse_cuda_product product[HYSPARSE_CUDA_PRODUCTS];
@@ -33,12 +32,6 @@ __device__ Unit unit_at(const List& list, int unit) {
 __device__ const __nv_bfloat16* weights_of(const List& list, Unit u, int j) {
   const hysparse_cuda_product& p = list.product[u.product];
   return static_cast<const __nv_bfloat16*>(p.w) + min(u.column + j, p.out - 1) * p.w_stride;
-}
-
-__device__ void prefetch_to_l2(const void* p, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#endif
 }
 
 __device__ uint4 load_once(const __nv_bfloat16* p) {
@@ -78,67 +71,108 @@ __device__ void store(void* y, int64_t at, float x, bool accumulate) {
   *p = from_float<T>(accumulate ? to_float(*p) + x : x);
 }
 
+// What a warp brings of the weights: for each of its units in turn, chunks `warp`, warp + 8, ... of the
+// depth.
+class Loader {
+ public:
+  __device__ Loader(const List& list, int depth, int begin, int end)
+      : list_(list),
+        depth_(depth),
+        start_(threadIdx.x / 32 * kChunk + threadIdx.x % 32 * kVector),
+        unit_(begin),
+        end_(end) {
+    enter();
+  }
+  // Of the next step; behind the last one nothing.
+  __device__ void load(uint4 (&packed)[kColumns]) {
+    if (unit_ >= end_) return;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) packed[j] = k_ < depth_ ? load_once(w_[j] + k_) : uint4{};
+    k_ += kWarps * kChunk;
+    if (k_ - start_ >= depth_ - warp_start()) {
+      ++unit_;
+      enter();
+    }
+  }
+
+ private:
+  __device__ int warp_start() const {
+    return threadIdx.x / 32 * kChunk;
+  }
+  __device__ void enter() {
+    k_ = start_;
+    if (unit_ >= end_) return;
+    const Unit unit = unit_at(list_, unit_);
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) w_[j] = weights_of(list_, unit, j);
+  }
+
+  const List& list_;
+  const __nv_bfloat16* w_[kColumns];
+  const int depth_, start_;
+  int k_, unit_, end_;
+};
+
 // Lane l of warp w sums elements of chunks w, w + 8, ...; then lanes, then warps in order: the same whatever
-// the number of rows and the other products.
+// the number of rows and the other products. Weights are two steps ahead of the sums; `constant`: nothing in
+// the stream writes them, and the first are asked for while the kernel before still runs.
 template <int kRows>
-__global__ void __launch_bounds__(kWarps * 32, kRows <= 2 ? 4 : 3)
-    products_kernel(const __nv_bfloat16* x, int64_t x_stride, int depth, const __grid_constant__ List list) {
+__global__ void __launch_bounds__(kWarps * 32, kRows <= 2 ? 3 : 2)
+    products_kernel(const __nv_bfloat16* x, int64_t x_stride, int depth, bool constant,
+                    const __grid_constant__ List list) {
   __shared__ float part[kWarps][kUnits * kColumns][kRows];
   const int64_t units = list.first[list.count];
   const int begin = int(units * blockIdx.x / gridDim.x), end = int(units * (blockIdx.x + 1) / gridDim.x);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int ahead = max(1, kAheadBytes / (depth * 2));  // columns
-  launch_dependents();
-  for (int i = threadIdx.x; i < min(ahead, (end - begin) * kColumns); i += kWarps * 32)
-    prefetch_to_l2(weights_of(list, unit_at(list, begin + i / kColumns), i % kColumns), uint32_t(depth) * 2);
-  wait_for_launcher();
+  if (!constant) wait_for_launcher();
+  Loader loader(list, depth, begin, end);
+  uint4 even[kColumns], odd[kColumns];
+  loader.load(even);
+  loader.load(odd);
+  if (constant) wait_for_launcher();
 
-  for (int from = begin; from < end; from += kUnits) {
-    const int to = min(end, from + kUnits);
-    for (int u = from; u < to; ++u) {
-      const Unit unit = unit_at(list, u);
-      const __nv_bfloat16* w[kColumns];
+  // Steps of a unit; a warp behind the end of the depth has one, of zeros.
+  const int steps = max(1, (depth - warp * kChunk + kWarps * kChunk - 1) / (kWarps * kChunk));
+  float sum[kRows][kColumns] = {};
+  int k = warp * kChunk + lane * kVector, step = 0, unit = begin;
+  const auto add = [&](uint4(&packed)[kColumns]) {
+    float a[kRows][kVector];
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) w[j] = weights_of(list, unit, j);
-      float sum[kRows][kColumns] = {};
-      for (int k = warp * kChunk + lane * kVector; k < depth; k += 2 * kWarps * kChunk) {
-        const int next = k + kWarps * kChunk;
-        const bool two = next < depth;
-        uint4 packed[2][kColumns];
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) packed[0][j] = load_once(w[j] + k);
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) packed[1][j] = two ? load_once(w[j] + next) : uint4{};
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (half == 1 && !two) break;
-          float a[kRows][kVector];
-#pragma unroll
-          for (int r = 0; r < kRows; ++r)
-            unpack(__ldg(reinterpret_cast<const uint4*>(x + r * x_stride + (half ? next : k))), a[r]);
-#pragma unroll
-          for (int j = 0; j < kColumns; ++j) {
-            float b[kVector];
-            unpack(packed[half][j], b);
-#pragma unroll
-            for (int r = 0; r < kRows; ++r)
-#pragma unroll
-              for (int i = 0; i < kVector; ++i) sum[r][j] = fmaf(a[r][i], b[i], sum[r][j]);
-          }
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float total = lane_sums(sum[r]);
-        if (lane % 8 == 0) part[warp][(u - from) * kColumns + lane / 8][r] = total;
-      }
+    for (int r = 0; r < kRows; ++r) {
+      const uint4 row = k < depth ? __ldg(reinterpret_cast<const uint4*>(x + r * x_stride + k)) : uint4{};
+      unpack(row, a[r]);
     }
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      float b[kVector];
+      unpack(packed[j], b);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) sum[r][j] = fmaf(a[r][i], b[i], sum[r][j]);
+    }
+    loader.load(packed);
+    k += kWarps * kChunk;
+    if (++step < steps) return;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float total = lane_sums(sum[r]);
+      if (lane % 8 == 0) part[warp][(unit - begin) % kUnits * kColumns + lane / 8][r] = total;
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) sum[r][j] = 0;
+    }
+    step = 0;
+    k = warp * kChunk + lane * kVector;
+    if (++unit < end && (unit - begin) % kUnits != 0) return;
+    // The warps meet.
     __syncthreads();
-    for (int i = threadIdx.x; i < (to - from) * kColumns * kRows; i += kWarps * 32) {
+    if (unit == end) launch_dependents();
+    const int from = begin + (unit - 1 - begin) / kUnits * kUnits;
+    for (int i = threadIdx.x; i < (unit - from) * kColumns * kRows; i += kWarps * 32) {
       const int r = i % kRows, c = i / kRows;
-      const Unit unit = unit_at(list, from + c / kColumns);
-      const hysparse_cuda_product& p = list.product[unit.product];
-      const int column = unit.column + c % kColumns;
+      const Unit at = unit_at(list, from + c / kColumns);
+      const hysparse_cuda_product& p = list.product[at.product];
+      const int column = at.column + c % kColumns;
       if (column >= p.out) continue;
       float total = 0;
 #pragma unroll
@@ -150,11 +184,15 @@ __global__ void __launch_bounds__(kWarps * 32, kRows <= 2 ? 4 : 3)
         store<__nv_bfloat16>(p.y, r * p.y_stride + column, total, p.accumulate);
     }
     __syncthreads();
+  };
+  while (unit < end) {
+    add(even);
+    if (unit < end) add(odd);
   }
 }
 
 template <int kRows>
-cudaError_t launch(const View& x, const List& list, cudaStream_t stream) {
+cudaError_t launch(const View& x, const List& list, bool constant, cudaStream_t stream) {
   static const int resident = [] {
     int device = 0, processors = 1, each = 1;
     cudaGetDevice(&device);
@@ -164,7 +202,7 @@ cudaError_t launch(const View& x, const List& list, cudaStream_t stream) {
   }();
   return launch_overlapped<products_kernel<kRows>>(
       unsigned(std::min(resident, list.first[list.count])), kWarps * 32, stream, {},
-      static_cast<const __nv_bfloat16*>(x.data), x.stride[0], int(x.shape[1]), list);
+      static_cast<const __nv_bfloat16*>(x.data), x.stride[0], int(x.shape[1]), constant, list);
 }
 
 bool in_groups(const void* p, int64_t stride) {
@@ -179,7 +217,7 @@ bool few_rows_suit(const View& x, const void* w, int64_t w_stride) {
          in_groups(w, w_stride);
 }
 
-cudaError_t few_row_products(const View& x, const hysparse_cuda_product* products, int count,
+cudaError_t few_row_products(const View& x, const hysparse_cuda_product* products, int count, bool constant,
                              cudaStream_t stream) {
   List list{};
   for (int i = 0; i < count; ++i) {
@@ -192,13 +230,13 @@ cudaError_t few_row_products(const View& x, const hysparse_cuda_product* product
   static_assert(kMostFewRows == 4);
   switch (x.shape[0]) {
     case 1:
-      return launch<1>(x, list, stream);
+      return launch<1>(x, list, constant, stream);
     case 2:
-      return launch<2>(x, list, stream);
+      return launch<2>(x, list, constant, stream);
     case 3:
-      return launch<3>(x, list, stream);
+      return launch<3>(x, list, constant, stream);
     default:
-      return launch<4>(x, list, stream);
+      return launch<4>(x, list, constant, stream);
   }
 }
 
@@ -209,7 +247,7 @@ using namespace hysparse::cuda;
 extern "C" {
 
 int hysparse_cuda_linear_group(hysparse_view x, const hysparse_cuda_product* products, int32_t count,
-                               hysparse_stream stream) {
+                               int32_t constant, hysparse_stream stream) {
   constexpr const char* op = "linear_group";
   if (x->rank != 2) return refuse(op, "x is not a matrix");
   if (count < 0 || (count > 0 && !products)) return refuse(op, "no products");
@@ -221,7 +259,7 @@ int hysparse_cuda_linear_group(hysparse_view x, const hysparse_cuda_product* pro
     if (p.y_dtype != HYSPARSE_DTYPE_F32 && p.y_dtype != HYSPARSE_DTYPE_BF16) return unsupported_dtype(op);
     if (!few_rows_suit(*x, p.w, p.w_stride)) return no("1 to 4 rows of bf16 in groups of 16 bytes");
   }
-  return check_cuda(few_row_products(*x, products, count, stream), op);
+  return check_cuda(few_row_products(*x, products, count, constant != 0, stream), op);
 }
 
 }  // extern "C"

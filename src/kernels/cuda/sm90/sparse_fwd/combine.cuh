@@ -12,8 +12,9 @@
 namespace hysparse::cuda::sparse_fwd {
 
 struct CombineParams {
-  UnionLists unions;   // tiles with length < 0 are the ones to join
-  const int32_t* idx;  // [tokens, Hkv, n]
+  UnionLists unions;        // tiles with length < 0 are the ones to join
+  const int32_t* idx;       // [tokens, Hkv, n], blocks of 64
+  const int32_t* position;  // [tokens]
   int n, tokens, kv_heads, ratio, head0;
   const __nv_bfloat16* partial;
   const float* partial_lse;
@@ -44,7 +45,9 @@ __global__ void __launch_bounds__(256, 4) combine_kernel(const CombineParams p) 
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int e = j * 32 + lane;
-      own[j] = e < p.n && idx[e] >= 0 ? p.partial_lse[(pair0 + e) * p.ratio + r] : -INFINITY;
+      // A block behind the query has no partial.
+      const bool there = e < p.n && idx[e] >= 0 && int64_t(idx[e]) * 64 <= p.position[token];
+      own[j] = there ? p.partial_lse[(pair0 + e) * p.ratio + r] : -INFINITY;
       top = fmaxf(top, own[j]);
     }
 #pragma unroll

@@ -87,6 +87,7 @@ int run(const hysparse_cuda_sparse_params& p, cudaStream_t stream) {
                  partial_lse};
   CombineParams c{k.lists,
                   p.selection->idx,
+                  p.selection->batch->position,
                   p.selection->entries,
                   p.selection->batch->tokens,
                   p.kv_heads,
