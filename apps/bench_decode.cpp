@@ -78,7 +78,7 @@ void bench_decode(Runtime& rt, Session& session, Model& model, const BenchSettin
     double read = ceiling ? ceiling->measure() : 0;
     const auto start = std::chrono::steady_clock::now();
     for (int64_t t = 0; t < settings.decode_tokens; ++t) {
-      if (!session.decode(token, greedy)) session.decode(token);
+      if (!session.decode_and_draw(token, greedy)) session.decode(token);
       token = static_cast<int32_t>((token * 31 + 7) % model.config().vocab_size);
     }
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;

@@ -89,7 +89,7 @@ AnswerWriter::Piece Generator::next() {
   if (!out_.tokens.empty()) {
     const int32_t last = out_.tokens.back();
     if (const auto settings = writer_.settings())
-      if (const auto token = source_.decode(last, *settings)) return writer_.take(*token);
+      if (const auto token = source_.decode_and_draw(last, *settings)) return writer_.take(*token);
     logits_ = source_.decode(last);
   }
   return writer_.draw(logits_, scratch_);

@@ -22,7 +22,7 @@ class LogitsSource {
   virtual TensorView decode(int32_t token) = 0;
   // Appends one token and draws the next, where that needs no logits on the host; empty, and nothing has
   // happened, elsewhere. Error(failure) where the logits are not numbers.
-  virtual std::optional<int32_t> decode(int32_t token, const DrawSettings& settings) { return {}; }
+  virtual std::optional<int32_t> decode_and_draw(int32_t, const DrawSettings&) { return {}; }
   virtual int64_t length() const = 0;   // tokens of the sequence so far
   virtual int64_t context() const = 0;  // the most it may ever hold
 };

@@ -127,7 +127,7 @@ TensorView Session::decode(int32_t token) {
   return last_logits();
 }
 
-std::optional<int32_t> Session::decode(int32_t token, const DrawSettings& settings) {
+std::optional<int32_t> Session::decode_and_draw(int32_t token, const DrawSettings& settings) {
   if (!host_logits_) return {};  // they are here
   decode_step(token);
   int32_t drawn = -1;

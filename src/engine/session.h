@@ -29,7 +29,7 @@ class Session : public LogitsSource {
   // Error(input) before anything changes. A cancelled prompt leaves the chunks that were done.
   TensorView prompt(const std::vector<int32_t>& tokens, const std::atomic<bool>* cancel = nullptr) override;
   TensorView decode(int32_t token) override;  // Error(input) at the context limit
-  std::optional<int32_t> decode(int32_t token, const DrawSettings& settings) override;
+  std::optional<int32_t> decode_and_draw(int32_t token, const DrawSettings& settings) override;
   int64_t length() const override;
   int64_t context() const override { return options_.context; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
