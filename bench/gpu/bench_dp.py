@@ -271,6 +271,8 @@ class Model:
             first = weight_sums(out, 1)
             timed("1 rank, resumed, step 2, saved", lambda: run(*self.train(name, 1, still + ["train.steps=2", "train.checkpoint_interval=0"], ["--resume"])))
             equal = {f"{n} ranks, killed behind step 1, then 1 rank, step 2": weight_sums(out, 2) == first}
+            say(f"  {equal}")
+            shutil.rmtree(checkpoint(out, 1))  # the best one so far is kept beside the newest
             timed(f"{n} ranks, resumed, step 3, saved", lambda: run(*self.train(name, n, still + ["train.steps=3", "train.checkpoint_interval=0"], ["--resume"])))
             equal[f"then {n} ranks, step 3"] = weight_sums(out, 3) == first
             losses = {r["step"]: r["loss"] for r in log_records(out, "train")}
