@@ -196,9 +196,9 @@ inline ::testing::AssertionResult within(const std::string& name, const TensorVi
   }
   if (bad == 0) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure()
-         << name << ' ' << got.describe() << ": " << bad << " of " << g.size()
-         << " beyond tolerance, from " << first << " to " << last << "; worst at " << worst << ": got " << g[worst] << ", expected " << r[worst]
-         << ", allowed +-" << tolerance[worst] << " (error / allowed " << worst_ratio << ")";
+         << name << ' ' << got.describe() << ": " << bad << " of " << g.size() << " beyond tolerance, from "
+         << first << " to " << last << "; worst at " << worst << ": got " << g[worst] << ", expected "
+         << r[worst] << ", allowed +-" << tolerance[worst] << " (error / allowed " << worst_ratio << ")";
 }
 
 }  // namespace hysparse::test

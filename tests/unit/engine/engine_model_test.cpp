@@ -171,8 +171,8 @@ TEST(EngineModel, APrefixEndsAnywhere) {
   }
 }
 
-// A device whose memory the host cannot touch and that draws by itself: the same tokens and logprobs, moves to
-// host memory included.
+// A device whose memory the host cannot touch and that draws by itself: the same tokens and logprobs, moves
+// to host memory included.
 TEST(EngineModel, OnADevice) {
   ThreadPool pool(2);
   Arena host_scratch;
@@ -183,13 +183,19 @@ TEST(EngineModel, OnADevice) {
   Runtime rt{pool, scratch, ops, device};
   TinyModel there(rt, DType::f32), here(host, DType::f32);
   ModelStep step_there(*there.model), step_here(*here.model);
-  const std::vector<Request> requests = some_requests(97);
-  const EngineOptions options = model_options(here.config, DType::f32, 26, 12);
-  Engine on_device(rt, step_there, options), on_host(host, step_here, options);
-  const std::vector<Outcome> got = all_of(on_device, requests), want = all_of(on_host, requests);
-  EXPECT_GT(on_device.stats().preempted_swap, 0);
-  EXPECT_GT(ops.drawn, 0);
-  for (size_t i = 0; i < got.size(); ++i) expect_same(got[i], want[i]);
+  EngineOptions options = model_options(here.config, DType::f32, 26, 12);
+  for (const bool tells :
+       {true, false}) {  // log-probabilities, which need logits on the host, or just tokens
+    std::vector<Request> requests = some_requests(97);
+    for (size_t i = 0; i < requests.size(); ++i)
+      if (!tells && i != 4) requests[i].logprobs = -1;
+    options.speculate = tells ? 0 : 3;
+    Engine on_device(rt, step_there, options), on_host(host, step_here, options);
+    const std::vector<Outcome> got = all_of(on_device, requests), want = all_of(on_host, requests);
+    EXPECT_GT(on_device.stats().preempted_swap, 0);
+    EXPECT_EQ(ops.drawn > 0, !tells);
+    for (size_t i = 0; i < got.size(); ++i) expect_same(got[i], want[i]);
+  }
 }
 
 // The figures of capacity, counted from what the allocator would hand out: one budget, sequences of 32k.
