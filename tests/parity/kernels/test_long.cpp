@@ -62,8 +62,13 @@ TEST_P(Long, LargeMatrices) {
   struct Shape {
     int64_t n, in, out;
   };
-  for (const Shape s :
-       {Shape{400, 300, 130}, {130, 600, 300}, {1, 1030, 520}, {12, 700, 300}, {390, 96, 513}}) {
+  for (const Shape s : {Shape{400, 300, 130},
+                        {130, 600, 300},
+                        {1, 1030, 520},
+                        {12, 700, 300},
+                        {390, 96, 513},
+                        {5000, 72, 40},
+                        {4096, 64, 128}}) {
     SCOPED_TRACE(::testing::Message() << s.n << " x " << s.in << " -> " << s.out);
     Bench b(GetParam(), 7);
     const Pair& x = b.in({s.n, s.in});

@@ -1,6 +1,7 @@
 // Products through cuBLASLt, and a plain kernel where it offers none (odd alignments).
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
@@ -83,18 +84,26 @@ uint32_t alignment_of(const View& v) {
   return uint32_t(bits & (~bits + 1));
 }
 
+// Several products of one shape at once, the operands of each so many elements behind those of the one
+// before.
+struct Series {
+  int32_t count = 1;
+  int64_t a = 0, b = 0, c = 0;
+};
+
 // All that the choice of an algorithm depends on.
-using Key = std::array<int64_t, 15>;
+using Key = std::array<int64_t, 19>;
 Key key_of(int device, const View& a, bool a_transposed, const View& b, bool b_transposed, const View& c,
-           int64_t depth, size_t workspace_bytes) {
+           int64_t depth, const Series& series, size_t workspace_bytes) {
   return {device,       c.shape[0],      c.shape[1],      depth,           a.stride[0],
           b.stride[0],  c.stride[0],     a.dtype,         c.dtype,         a_transposed,
-          b_transposed, alignment_of(a), alignment_of(b), alignment_of(c), int64_t(workspace_bytes)};
+          b_transposed, alignment_of(a), alignment_of(b), alignment_of(c), int64_t(workspace_bytes),
+          series.count, series.a,        series.b,        series.c};
 }
 
 // Row-major c = a b is column-major c^T = b^T a^T.
 void choose(cublasLtHandle_t lt, const View& a, bool a_transposed, const View& b, bool b_transposed,
-            const View& c, int64_t depth, size_t workspace_bytes, Product& p) {
+            const View& c, int64_t depth, const Series& series, size_t workspace_bytes, Product& p) {
   struct Preference {
     cublasLtMatmulPreference_t handle = nullptr;
     ~Preference() {
@@ -108,17 +117,23 @@ void choose(cublasLtHandle_t lt, const View& a, bool a_transposed, const View& b
     return cublasLtMatmulPreferenceSetAttribute(preference.handle, name, &x, sizeof x) ==
            CUBLAS_STATUS_SUCCESS;
   };
-  const auto layout = [](cublasLtMatrixLayout_t& l, const View& v, uint64_t rows, uint64_t columns) {
+  const auto layout = [&](cublasLtMatrixLayout_t& l, const View& v, uint64_t rows, uint64_t columns,
+                          int64_t next) {
+    const auto with = [&](cublasLtMatrixLayoutAttribute_t name, const auto& x) {
+      return cublasLtMatrixLayoutSetAttribute(l, name, &x, sizeof x) == CUBLAS_STATUS_SUCCESS;
+    };
     return cublasLtMatrixLayoutCreate(&l, type_of(v.dtype), rows, columns, v.stride[0]) ==
-           CUBLAS_STATUS_SUCCESS;
+               CUBLAS_STATUS_SUCCESS &&
+           (series.count == 1 || (with(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, series.count) &&
+                                  with(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, next)));
   };
   const uint64_t m = uint64_t(c.shape[1]), n = uint64_t(c.shape[0]), k = uint64_t(depth);
   const cublasOperation_t op_first = b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
                           op_second = a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   bool ok = cublasLtMatmulDescCreate(&p.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
   ok = ok && set(CUBLASLT_MATMUL_DESC_TRANSA, op_first) && set(CUBLASLT_MATMUL_DESC_TRANSB, op_second);
-  ok = ok && layout(p.a, b, b_transposed ? k : m, b_transposed ? m : k) &&
-       layout(p.b, a, a_transposed ? n : k, a_transposed ? k : n) && layout(p.c, c, m, n);
+  ok = ok && layout(p.a, b, b_transposed ? k : m, b_transposed ? m : k, series.b) &&
+       layout(p.b, a, a_transposed ? n : k, a_transposed ? k : n, series.a) && layout(p.c, c, m, n, series.c);
   ok = ok && cublasLtMatmulPreferenceCreate(&preference.handle) == CUBLAS_STATUS_SUCCESS;
   // Without split-K reductions, whose order a run might change.
   const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
@@ -147,8 +162,8 @@ constexpr size_t kMostProducts = 4096;
 
 // False where cuBLASLt has no kernel.
 bool library_product(const View& a, bool a_transposed, const View& b, bool b_transposed, const View& c,
-                     int64_t depth, bool accumulate, void* workspace, size_t workspace_bytes,
-                     cudaStream_t stream, cublasStatus_t& status) {
+                     int64_t depth, const Series& series, bool accumulate, void* workspace,
+                     size_t workspace_bytes, cudaStream_t stream, cublasStatus_t& status) {
   static Library library;
   status = CUBLAS_STATUS_SUCCESS;
   int device = 0;
@@ -161,13 +176,105 @@ bool library_product(const View& a, bool a_transposed, const View& b, bool b_tra
   }
   if (library.products.size() >= kMostProducts) library.products.clear();
   const auto [found, fresh] = library.products.try_emplace(
-      key_of(device, a, a_transposed, b, b_transposed, c, depth, workspace_bytes));
+      key_of(device, a, a_transposed, b, b_transposed, c, depth, series, workspace_bytes));
   Product& p = found->second;
-  if (fresh) choose(lt, a, a_transposed, b, b_transposed, c, depth, workspace_bytes, p);
+  if (fresh) choose(lt, a, a_transposed, b, b_transposed, c, depth, series, workspace_bytes, p);
   if (!p.usable) return false;
   const float one = 1, beta = accumulate ? 1.0f : 0.0f;
   status = cublasLtMatmul(lt, p.operation, &one, b.data, p.a, a.data, p.b, &beta, c.data, p.c, c.data, p.c,
                           &p.algorithm, workspace, workspace_bytes, stream);
+  return true;
+}
+
+// c (+)= the sum of parts [count, rows, columns], in order, rounded once.
+template <class Out, int kV>
+__global__ void sum_parts_kernel(const float* parts, int count, int64_t part_size, View c, bool accumulate) {
+  const int64_t i = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) * kV;
+  if (i >= part_size) return;
+  Out* y = element_at<Out>(c, i);
+  float sum[kV] = {};
+  Vector<Out, kV> out;
+  if (accumulate) out = load_vector<kV>(y);
+#pragma unroll
+  for (int j = 0; j < kV; ++j)
+    if (accumulate) sum[j] = to_float(out.x[j]);
+#pragma unroll 4
+  for (int s = 0; s < count; ++s) {
+    const auto x = load_vector<kV>(parts + s * part_size + i);
+#pragma unroll
+    for (int j = 0; j < kV; ++j) sum[j] += x.x[j];
+  }
+#pragma unroll
+  for (int j = 0; j < kV; ++j) out.x[j] = from_float<Out>(sum[j]);
+  store_vector(y, out);
+}
+
+// Deep products of few tiles (gradients of small weights) leave most of the GPU idle: their depth is cut, the
+// parts are multiplied side by side and summed in order. How it is cut depends on the shape alone.
+struct Parts {
+  int32_t count = 1;
+  int64_t depth = 0;  // of each; the last may have more
+};
+Parts parts_of(const View& c, int64_t depth, size_t workspace_bytes) {
+  constexpr int64_t kTile = 128, kLeast = 1024, kRound = 64;
+  int device = 0, processors = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+    return {};
+  const int64_t tiles = ceil_div(c.shape[0], kTile) * ceil_div(c.shape[1], kTile);
+  const int64_t room = int64_t(workspace_bytes / 2) / (c.shape[0] * c.shape[1] * int64_t(sizeof(float))) - 1;
+  const int64_t count = std::min({processors / tiles, depth / kLeast, room});
+  if (count < 2) return {};
+  return {int32_t(count), depth / count / kRound * kRound};
+}
+
+// False where it is not done.
+bool product_in_parts(const View& a, bool a_transposed, const View& b, bool b_transposed, const View& c,
+                      int64_t depth, bool accumulate, void* workspace, size_t workspace_bytes,
+                      cudaStream_t stream, cublasStatus_t& status) {
+  const Parts parts = parts_of(c, depth, workspace_bytes);
+  if (parts.count < 2) return false;
+  const int64_t size = c.shape[0] * c.shape[1], done = parts.count * parts.depth, rest = depth - done;
+  View part = c;
+  part.data = workspace;
+  part.dtype = HYSPARSE_DTYPE_F32;
+  part.stride[0] = c.shape[1];
+  const size_t taken = size_t(ceil_div((parts.count + 1) * size * int64_t(sizeof(float)), 256)) * 256;
+  void* more = static_cast<char*>(workspace) + taken;
+  const auto behind = [&](const View& v, bool along_rows, int64_t by) {  // elements
+    return along_rows ? by * v.stride[0] : by;
+  };
+  const Series series{parts.count, behind(a, a_transposed, parts.depth),
+                      behind(b, !b_transposed, parts.depth), size};
+  if (!library_product(a, a_transposed, b, b_transposed, part, parts.depth, series, false, more,
+                       workspace_bytes - taken, stream, status))
+    return false;
+  if (status != CUBLAS_STATUS_SUCCESS) return true;
+  if (rest > 0) {
+    const auto from = [&](const View& v, bool along_rows) {
+      View out = v;
+      out.data = static_cast<char*>(v.data) + size_t(behind(v, along_rows, done)) * size_of(v.dtype);
+      return out;
+    };
+    View last = part;
+    last.data = static_cast<float*>(workspace) + parts.count * size;
+    if (!library_product(from(a, a_transposed), a_transposed, from(b, !b_transposed), b_transposed, last,
+                         rest, {}, false, more, workspace_bytes - taken, stream, status))
+      return false;
+    if (status != CUBLAS_STATUS_SUCCESS) return true;
+  }
+  with_type(c.dtype, [&](auto out) {
+    using Out = decltype(out);
+    const auto run = [&](auto width) {
+      constexpr int kV = decltype(width)::value, kThreads = 256;
+      sum_parts_kernel<Out, kV><<<unsigned(ceil_div(size / kV, kThreads)), kThreads, 0, stream>>>(
+          static_cast<const float*>(workspace), parts.count + (rest > 0), size, c, accumulate);
+    };
+    if (vectors_fit(4, c))
+      run(std::integral_constant<int, 4>{});
+    else
+      run(std::integral_constant<int, 1>{});
+  });
   return true;
 }
 
@@ -196,9 +303,11 @@ int hysparse_cuda_matmul(hysparse_view a, int32_t a_transposed, hysparse_view b,
     return check_cuda(few_row_products(*a, &one, 1, false, stream), op);
   }
   cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-  if (depth > 0 && library_product(*a, a_transposed != 0, *b, b_transposed != 0, *c, depth, accumulate != 0,
-                                   workspace, workspace_bytes, stream, status)) {
-    if (status == CUBLAS_STATUS_SUCCESS) return HYSPARSE_OK;
+  if (depth > 0 && (product_in_parts(*a, a_transposed != 0, *b, b_transposed != 0, *c, depth, accumulate != 0,
+                                     workspace, workspace_bytes, stream, status) ||
+                    library_product(*a, a_transposed != 0, *b, b_transposed != 0, *c, depth, {},
+                                    accumulate != 0, workspace, workspace_bytes, stream, status))) {
+    if (status == CUBLAS_STATUS_SUCCESS) return launched(op);
     return fail(HYSPARSE_CUDA_ERROR, "matmul: cuBLASLt status " + std::to_string(int(status)));
   }
   const dim3 grid(unsigned(ceil_div(c->shape[1], kTile)), unsigned(ceil_div(c->shape[0], kTile)));

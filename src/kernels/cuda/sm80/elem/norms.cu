@@ -156,20 +156,25 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// 32 columns a CTA; its warps take every 8th chunk, then their sums in order.
-__global__ void __launch_bounds__(kThreads)
+// 32 columns a CTA; its warps take every 32nd chunk, then their sums in order.
+constexpr int kSumThreads = 1024;
+__global__ void __launch_bounds__(kSumThreads)
     sum_chunks_kernel(const float* part, int64_t chunks, int64_t width, float* dw) {
-  __shared__ float sums[kThreads / 32][32];
+  constexpr int kSumWarps = kSumThreads / 32;
+  __shared__ float sums[kSumWarps][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t c = blockIdx.x * 32ll + lane;
   float sum = 0;
-  if (c < width)
-    for (int64_t i = warp; i < chunks; i += kThreads / 32) sum += part[i * width + c];
+  if (c < width) {
+#pragma unroll 8
+    for (int64_t i = warp; i < chunks; i += kSumWarps) sum += part[i * width + c];
+  }
   sums[warp][lane] = sum;
   __syncthreads();
   if (warp != 0 || c >= width) return;
   float total = 0;
-  for (int i = 0; i < kThreads / 32; ++i) total += sums[i][lane];
+#pragma unroll
+  for (int i = 0; i < kSumWarps; ++i) total += sums[i][lane];
   dw[c] += total;
 }
 
@@ -270,8 +275,8 @@ int hysparse_cuda_rmsnorm_backward(hysparse_view x, hysparse_view weight, hyspar
   if (too_long) return fail(HYSPARSE_UNSUPPORTED, std::string(op) + ": rows of " + std::to_string(width));
   if (int e = launched(op)) return e;
   if (part)
-    sum_chunks_kernel<<<unsigned(ceil_div(width, 32)), kThreads, 0, stream>>>(part, chunks, width,
-                                                                              static_cast<float*>(dw.data));
+    sum_chunks_kernel<<<unsigned(ceil_div(width, 32)), kSumThreads, 0, stream>>>(
+        part, chunks, width, static_cast<float*>(dw.data));
   return launched(op);
 }
 
