@@ -61,9 +61,10 @@ HYSPARSE_API size_t hysparse_cuda_embedding_backward_workspace(int64_t tokens);
 HYSPARSE_API int hysparse_cuda_embedding_backward(hysparse_view tokens, hysparse_view dy, hysparse_view grad,
                                                   void* workspace, size_t workspace_bytes,
                                                   hysparse_stream stream);
-/* position: device [n]. */
-HYSPARSE_API int hysparse_cuda_rope(hysparse_view x, const int32_t* position, hysparse_view cos,
-                                    hysparse_view sin, int32_t inverse, hysparse_stream stream);
+/* position: device [n]. more: NULL, or a second tensor of n rows that is rotated alike in the same launch. */
+HYSPARSE_API int hysparse_cuda_rope(hysparse_view x, hysparse_view more, const int32_t* position,
+                                    hysparse_view cos, hysparse_view sin, int32_t inverse,
+                                    hysparse_stream stream);
 HYSPARSE_API int hysparse_cuda_add(hysparse_view a, hysparse_view b, hysparse_view y, hysparse_stream stream);
 HYSPARSE_API int hysparse_cuda_cast(hysparse_view src, hysparse_view dst, hysparse_stream stream);
 /* rows: device [m]. */

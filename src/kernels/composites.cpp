@@ -118,6 +118,10 @@ void Ops::scatter_rows(Runtime& rt, const ScatterRows& a) const {
   }
 }
 
+void Ops::rope_group(Runtime& rt, std::span<const Rope> group) const {
+  for (const Rope& a : group) rope(rt, a);
+}
+
 void Ops::linear_group(Runtime& rt, std::span<const LinearForward> group,
                        std::span<const Weight* const>) const {
   for (const LinearForward& a : group) linear(rt, a);

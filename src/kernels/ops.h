@@ -477,6 +477,8 @@ class Ops {
   virtual void repeat(Runtime&, const RepeatedStep&, const std::function<void()>& body) const { body(); }
   // False: this backend draws nothing, and nothing has happened.
   virtual bool draw_tokens(Runtime&, const DrawTokens&) const { return false; }
+  // rope() of each; they differ in nothing but x.
+  virtual void rope_group(Runtime&, std::span<const Rope>) const;
   // Products of one and the same x, none of which reads another's y: as linear() of each. next: the weights
   // of the group that follows, where known; a hint.
   virtual void linear_group(Runtime&, std::span<const LinearForward>,

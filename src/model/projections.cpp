@@ -14,12 +14,12 @@ Weight* optional(Weight& w) {
   return w ? &w : nullptr;
 }
 
-void rope(Pass& p, const TensorView& x, bool inverse) {
-  p.ops().rope(p.rt, {.x = x,
-                      .position = p.batch.position.data(),
-                      .cos = p.rope.cos(),
-                      .sin = p.rope.sin(),
-                      .inverse = inverse});
+Rope rope(Pass& p, const TensorView& x, bool inverse) {
+  return {.x = x,
+          .position = p.batch.position.data(),
+          .cos = p.rope.cos(),
+          .sin = p.rope.sin(),
+          .inverse = inverse};
 }
 
 using Group = std::vector<LinearForward>;
@@ -42,7 +42,7 @@ void project_backward(Pass& p, const TensorView& x, Weight& weight, Weight* bias
 // Through RoPE and the head norm, in place: what came out of the projection.
 void head_backward(Pass& p, const TensorView& d, const TensorView& raw, const TensorView& rstd,
                    Weight& norm) {
-  rope(p, d, true);
+  p.ops().rope(p.rt, rope(p, d, true));
   if (norm)
     p.ops().rmsnorm_backward(p.rt,
                              {.x = raw, .weight = norm, .rstd = rstd, .dy = d, .dx = d, .accumulate = false});
@@ -66,7 +66,7 @@ void project_q(Pass& p, int layer, Group& group) {
   p.make(y, Keep::costly, p.compute(), {p.tokens(), p.config.num_attention_heads, p.config.d()});
   project(p, layer, w.q_proj, w.q_bias, y, group);
 }
-void finish_q(Pass& p, int layer) {
+void norm_q(Pass& p, int layer) {
   LayerSaved& s = p.saved.layer(layer);
   const Weight& norm = p.layer_weights(layer).q_norm;
   const double eps = p.config.rms_norm_eps;
@@ -78,7 +78,6 @@ void finish_q(Pass& p, int layer) {
   } else if (norm) {
     p.ops().rmsnorm(p.rt, {.x = s.q, .weight = norm, .eps = eps, .y = s.q});
   }
-  rope(p, s.q, false);
 }
 
 void project_kv(Pass& p, int layer, Keep keep, Group& group) {
@@ -92,7 +91,7 @@ void project_kv(Pass& p, int layer, Keep keep, Group& group) {
   project(p, layer, w.k_proj, w.k_bias, raw ? s.k_raw : s.k, group);
   project(p, layer, w.v_proj, w.v_bias, s.v, group);
 }
-void finish_kv(Pass& p, int layer, Keep keep) {
+void norm_k(Pass& p, int layer, Keep keep) {
   LayerSaved& s = p.saved.layer(layer);
   const Weight& norm = p.layer_weights(layer).k_norm;
   const double eps = p.config.rms_norm_eps;
@@ -102,8 +101,6 @@ void finish_kv(Pass& p, int layer, Keep keep) {
   } else if (norm) {
     p.ops().rmsnorm(p.rt, {.x = s.k, .weight = norm, .eps = eps, .y = s.k});
   }
-  rope(p, s.k, false);
-  s.kv = p.kv.append(layer, p.batch, s.k, s.v);
 }
 
 }  // namespace
@@ -134,8 +131,17 @@ void fill_projections(Pass& p, int layer, const Wanted& wanted) {
   }
   const Weight* next[] = {&p.layer_weights(layer).o_proj};
   if (!group.empty()) p.ops().linear_group(p.rt, group, next);
-  if (q) finish_q(p, layer);
-  if (kv) finish_kv(p, layer, *wanted.kv);
+  std::vector<Rope> rotated;
+  if (q) {
+    norm_q(p, layer);
+    rotated.push_back(rope(p, s.q, false));
+  }
+  if (kv) {
+    norm_k(p, layer, *wanted.kv);
+    rotated.push_back(rope(p, s.k, false));
+  }
+  p.ops().rope_group(p.rt, rotated);
+  if (kv) s.kv = p.kv.append(layer, p.batch, s.k, s.v);
 }
 
 void q_backward(Pass& p, int layer, const TensorView& dq, GradSum& dx) {

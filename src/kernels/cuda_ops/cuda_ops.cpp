@@ -84,7 +84,17 @@ class CudaOps final : public Ops {
   void rope(Runtime&, const Rope& a) const override {
     check_args(a);
     const int32_t* position = resident_.tables.on_device(a.position, static_cast<size_t>(a.x.dim(0)));
-    cuda_.check(cuda_.rope(View(a.x), position, View(a.cos), View(a.sin), a.inverse, cuda_stream()), "rope");
+    cuda_.check(cuda_.rope(View(a.x), nullptr, position, View(a.cos), View(a.sin), a.inverse, cuda_stream()),
+                "rope");
+  }
+  void rope_group(Runtime& rt, std::span<const Rope> group) const override {
+    if (group.size() != 2 || group[0].x.dtype != group[1].x.dtype) return Ops::rope_group(rt, group);
+    for (const Rope& a : group) check_args(a);
+    const Rope& a = group[0];
+    const int32_t* position = resident_.tables.on_device(a.position, static_cast<size_t>(a.x.dim(0)));
+    cuda_.check(
+        cuda_.rope(View(a.x), View(group[1].x), position, View(a.cos), View(a.sin), a.inverse, cuda_stream()),
+        "rope");
   }
   void add(Runtime&, const Add& a) const override {
     check_args(a);

@@ -222,6 +222,31 @@ TEST_P(Rows, Scatter) {
     }
 }
 
+// Queries and keys of a layer in one call are what they are alone, to the bit.
+TEST_P(Rows, RopeOfAGroupIsThatOfItsMembers) {
+  for (const int64_t half : {32, 6}) {
+    Bench b(GetParam(), 29, half == 6);
+    const Pair &cos = b.in({50, half}), &sin = b.in({50, half});
+    const Pair& c = b.in_values(b.acc(), {50, half}, cos.ref());
+    const Pair& s = b.in_values(b.acc(), {50, half}, sin.ref());
+    const Pair &q = b.in({9, 8, 64}), &k = b.in({9, 2, 64});
+    const Pair &q0 = b.out({9, 8, 64}), &k0 = b.out({9, 2, 64});
+    const Pair &q1 = b.out({9, 8, 64}), &k1 = b.out({9, 2, 64});
+    const std::vector<int32_t> position = {0, 1, 2, 30, 31, 49, 7, 0, 5};
+    b.run([&](int i, Runtime& rt) {
+      for (const Pair* to : {&q0, &q1}) assign((*to)[i], values(q[i]));
+      for (const Pair* to : {&k0, &k1}) assign((*to)[i], values(k[i]));
+      const Rope group[] = {{q0[i], position.data(), c[i], s[i], false},
+                            {k0[i], position.data(), c[i], s[i], false}};
+      rt.ops.rope_group(rt, group);
+      rt.ops.rope(rt, {q1[i], position.data(), c[i], s[i], false});
+      rt.ops.rope(rt, {k1[i], position.data(), c[i], s[i], false});
+    });
+    EXPECT_EQ(q0.got(), q1.got());
+    EXPECT_EQ(k0.got(), k1.got());
+  }
+}
+
 HYSPARSE_KERNEL_SUITE(Rows);
 
 }  // namespace

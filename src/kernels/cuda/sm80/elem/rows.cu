@@ -86,11 +86,14 @@ SortMemory sort_memory(int64_t n) {
   return m;
 }
 
-// kV pairs of a head a thread.
+// kV pairs of a head a thread; row 1 of the grid takes the second tensor.
 template <class T, int kV, bool kFlat>
-__global__ void rope_kernel(View x, const int32_t* position, View cos, View sin, float sign, int64_t groups) {
+__global__ void rope_kernel(View first_x, View second_x, const int32_t* position, View cos, View sin,
+                            float sign) {
   join_stream();
+  const View& x = blockIdx.y == 0 ? first_x : second_x;
   const int half = int(cos.shape[1]), width = half / kV, heads = int(x.shape[1]);
+  const int64_t groups = x.shape[0] * heads * width;
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
        i += int64_t(gridDim.x) * kThreads) {
     const int64_t row = short_ratio(i, width, groups);
@@ -200,21 +203,26 @@ int hysparse_cuda_embedding_backward(hysparse_view tokens, hysparse_view dy, hys
   return ok ? launched(op) : unsupported_dtype(op);
 }
 
-int hysparse_cuda_rope(hysparse_view x, const int32_t* position, hysparse_view cos, hysparse_view sin,
-                       int32_t inverse, hysparse_stream stream) {
-  const int64_t total = x->shape[0] * x->shape[1] * cos->shape[1];
+int hysparse_cuda_rope(hysparse_view x, hysparse_view more, const int32_t* position, hysparse_view cos,
+                       hysparse_view sin, int32_t inverse, hysparse_stream stream) {
+  const View second = optional_view(more);
   if (x->rank != 3 || 2 * cos->shape[1] > x->shape[2])
     return refuse("rope", "the tables are wider than the heads");
+  if (second.data && (second.rank != 3 || second.shape[0] != x->shape[0] || second.dtype != x->dtype ||
+                      2 * cos->shape[1] > second.shape[2]))
+    return refuse("rope", "the second tensor does not go with the first");
+  const auto pairs = [&](const View& v) { return v.data ? v.shape[0] * v.shape[1] * cos->shape[1] : 0; };
+  const int64_t total = std::max(pairs(*x), pairs(second));
   if (total == 0) return HYSPARSE_OK;
   const bool ok = with_type(x->dtype, [&](auto t) {
     using T = decltype(t);
     const auto run = [&](auto width, auto is_flat) {
       constexpr int kV = decltype(width)::value;
       launch_overlapped<rope_kernel<T, kV, decltype(is_flat)::value>>(
-          grid_for(total / kV, kThreads), kThreads, stream, {}, *x, position, *cos, *sin,
-          inverse ? -1.0f : 1.0f, total / kV);
+          dim3(grid_for(total / kV, kThreads), second.data ? 2 : 1), kThreads, stream, {}, *x, second,
+          position, *cos, *sin, inverse ? -1.0f : 1.0f);
     };
-    if (cos->shape[1] % 4 == 0 && vectors_fit(4, *x, *cos, *sin) && flat(*x))
+    if (cos->shape[1] % 4 == 0 && vectors_fit(4, *x, second, *cos, *sin) && flat(*x, second))
       run(std::integral_constant<int, 4>{}, std::true_type{});
     else
       run(std::integral_constant<int, 1>{}, std::false_type{});
