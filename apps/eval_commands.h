@@ -10,7 +10,7 @@ namespace hysparse {
 
 // clang-format off
 #define HYSPARSE_EVAL_COMMANDS(X)                         \
-  X(ruler)                                                \
+  X(ruler) X(choice)                                      \
   X(perplexity)
 // clang-format on
 

@@ -21,7 +21,7 @@ struct Flags {
   std::string model;
   std::vector<std::string> inputs;
   PerplexityOptions options;
-  bool tokens = false, json = false;
+  bool tokens = false, json = false, positions = false;
   std::string weights = "dtype";
   DeviceFlags device;
 };
@@ -60,6 +60,13 @@ void print_json(const PerplexityResult& r, const PerplexityOptions& o) {
   out["standard_error"] = number(r.standard_error);
   out["bits_per_byte"] = number(r.bits_per_byte());
   out["bits_per_byte_standard_error"] = number(r.bits_per_byte_error());
+  for (const PositionBand& b : r.by_position)
+    out["by_position"].push_back({{"from", b.from},
+                                  {"to", b.to},
+                                  {"tokens", b.tokens},
+                                  {"bytes", b.bytes},
+                                  {"nats_per_token", number(b.nats_per_token())},
+                                  {"bits_per_byte", number(b.bits_per_byte())}});
   out["window"] = o.window;
   out["stride"] = o.stride;
   std::printf("%s", dump_json(out).c_str());
@@ -73,6 +80,16 @@ void print_text(const PerplexityResult& r) {
   if (r.bytes > 0)
     std::printf("bits/byte    %.5f +- %.5f (%lld bytes)\n", r.bits_per_byte(), r.bits_per_byte_error(),
                 static_cast<long long>(r.bytes));
+}
+
+void print_positions(const PerplexityResult& r) {
+  std::printf("\n%-17s %10s %11s %10s\n", "position", "tokens", "nats/token", "bits/byte");
+  for (const PositionBand& b : r.by_position) {
+    if (b.tokens == 0) continue;
+    std::printf("%7lld - %-7lld %10lld %11.5f ", static_cast<long long>(b.from),
+                static_cast<long long>(b.to - 1), static_cast<long long>(b.tokens), b.nats_per_token());
+    b.bytes > 0 ? std::printf("%10.5f\n", b.bits_per_byte()) : std::printf("%10s\n", "-");
+  }
 }
 
 void run(const Flags& f) {
@@ -110,6 +127,7 @@ void run(const Flags& f) {
   if (r.tokens == 0)
     throw input_error("--input", "no token to score: each document needs at least two tokens");
   f.json ? print_json(r, o) : print_text(r);
+  if (f.positions && !f.json) print_positions(r);
 }
 
 void add(CLI::App& parent) {
@@ -132,6 +150,7 @@ void add(CLI::App& parent) {
                "stop after this many scored tokens; 0: score everything")
       ->capture_default_str();
   c.add_flag("--tokens", f.tokens, "inputs hold token ids instead of text: works without a tokenizer");
+  c.add_flag("--positions", f.positions, "also by position in the document (JSON always has it)");
   c.add_flag("--json", f.json, "print one JSON object");
   add_device_flags(c, f.device);
   add_weights_flag(c, f.weights);
