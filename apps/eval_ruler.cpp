@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "base/error.h"
 #include "common.h"
@@ -23,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Flags {
-  std::string model, out, squad, hotpot, chat_template;
+  std::string model, out, samples_only, squad, hotpot, chat_template;
   std::vector<std::string> tasks, essays;
   ruler::RunOptions run;
   bool chat = false, json = false, quiet = false;
@@ -83,6 +84,37 @@ Json settings_of(const Flags& f, const std::string& model, const StepModel& step
           {"hotpot", fmt::format("{:016x}", m.hotpot->fingerprint)}};
 }
 
+// The samples alone, a JSON line each under the original's names: for other programs.
+void write_samples(const Flags& f, ThreadPool& pool, const ruler::Prompter& prompter,
+                   const ruler::Materials& m) {
+  std::vector<std::tuple<int64_t, const ruler::Task*, int64_t>> jobs;
+  for (const int64_t length : f.run.lengths)
+    for (const ruler::Task* task : f.run.tasks)
+      for (int64_t i = 0; i < f.run.samples; ++i) jobs.emplace_back(length, task, i);
+  std::vector<std::string> lines(jobs.size());
+  pool.parallel_for(static_cast<int64_t>(jobs.size()), [&](int64_t j, int) {
+    const auto& [length, task, index] = jobs[static_cast<size_t>(j)];
+    const ruler::Sample s = ruler::fit_sample(
+        *task, {.materials = m, .prompter = prompter, .seed = f.run.seed, .length = length, .index = index},
+        f.run.answer_tokens);
+    lines[static_cast<size_t>(j)] =
+        dump_json({{"index", index},
+                   {"task", task->name},
+                   {"input", s.text.user},
+                   {"answer_prefix", s.text.prefix},
+                   {"outputs", s.text.references},
+                   {"length", s.prompt.size() + static_cast<size_t>(s.answer_tokens)},
+                   {"max_length", length},
+                   {"max_new_tokens", s.answer_tokens},
+                   {"depths", s.text.depths}},
+                  -1) +
+        "\n";
+  });
+  AtomicFile file(f.samples_only);
+  for (const std::string& line : lines) file.write(line.data(), line.size());
+  file.commit();
+}
+
 void show(const ruler::Progress& p, bool live) {
   static double last = -60;
   const double every = live ? 0.2 : 10;
@@ -94,7 +126,9 @@ void show(const ruler::Progress& p, bool live) {
 }
 
 void run(Flags& f) {
-  if (f.run.lengths.empty()) throw input_error("--lengths", "name at least one length");
+  for (const int64_t length : f.run.lengths)
+    if (length < 1) throw expected_error("--lengths", "lengths from 1 on", std::to_string(length));
+  if (f.run.samples < 1) throw expected_error("--samples", "at least 1", std::to_string(f.run.samples));
   f.run.tasks = ruler::find_tasks(f.tasks);
   const int64_t longest = *std::max_element(f.run.lengths.begin(), f.run.lengths.end());
   std::sort(f.run.lengths.begin(), f.run.lengths.end());
@@ -107,6 +141,7 @@ void run(Flags& f) {
                       machine.runtime().memory, warnings_only(machine.runtime().log));
   model.text();
   const ruler::Prompter prompter(model.tokenizer, chat_template(f, dir));
+  if (!f.samples_only.empty()) return write_samples(f, machine.runtime().pool, prompter, m);
   model.loaded.weights->pack(machine.runtime());
   ModelStep step(model.model());
   EngineOptions options = engine_options(f.engine, model);
@@ -178,6 +213,9 @@ void add_eval_ruler(CLI::App& eval) {
   c.add_option("--out", f.out,
                "folder for results.jsonl, report.json, report.html and table.txt; what it has already is not "
                "computed again");
+  c.add_option(
+      "--samples-only", f.samples_only,
+      "write the samples to this file, a JSON line each under the original's names, and ask nothing");
   c.add_flag("--json", f.json, "print the report as JSON");
   c.add_flag("--quiet", f.quiet, "no progress");
   add_engine_flags(c, f.engine);

@@ -156,10 +156,10 @@ void add(CLI::App& parent) {
   add_weights_flag(c, f.weights);
   c.footer(
       "Every token after the first of a document is scored exactly once, with at least window - stride "
-      "tokens of "
-      "context;\nbits/byte divides by the bytes of the scored tokens.\n"
-      "Example: hysparse eval perplexity --model out/demo/model --input data/text/holdout.txt --window 512 "
-      "--stride 256");
+      "tokens of context;\nbits/byte divides by the bytes of the scored tokens.\n"
+      "Example: hysparse " +
+      std::string(parent.get_name() == "eval" ? "eval " : "") +
+      "perplexity --input data/en/carroll-alice-in-wonderland.txt --window 512 --stride 256 --positions");
   c.callback([flags] { run(*flags); });
 }
 
