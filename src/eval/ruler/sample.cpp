@@ -36,14 +36,13 @@ Probe grow(const Draft& draft, const Prompter& prompter, int64_t room, Probe bes
   const auto bytes = [](const Text& t) { return static_cast<double>(t.user.size() + t.prefix.size()); };
   const double added = (bytes(draft.text(best.units + step)) - bytes(best.text)) / static_cast<double>(step);
   double slope = std::max(0.05, added * static_cast<double>(best.tokens) / bytes(best.text));
-  int64_t bad =
-      most == std::numeric_limits<int32_t>::max() ? most : most + 1;  // does not fit, or is not there
+  int64_t bad = most + 1;  // does not fit, or is not there
+  const int64_t endless = std::numeric_limits<int32_t>::max();
   for (int probes = 0; best.units + 1 < bad; ++probes) {
     const int64_t left = room - best.tokens;
-    // Within a five-hundredth of the room: as near as anyone can tell.
-    if (probes > 1 && static_cast<double>(left) < std::max(slope, static_cast<double>(room) / 500)) break;
+    if (left < room / 500) break;  // as near as anyone can tell
     int64_t next = best.units + static_cast<int64_t>(static_cast<double>(left) / slope);
-    if (probes > 3 && probes % 2 == 1) next = best.units + (bad - best.units) / 2;
+    if (probes > 3 && probes % 2 == 1 && bad <= endless) next = best.units + (bad - best.units) / 2;
     next = std::clamp(next, best.units + 1, bad - 1);
     Probe p = try_units(draft, prompter, next);
     if (p.units != best.units && p.tokens != best.tokens)

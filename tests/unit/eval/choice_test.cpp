@@ -73,7 +73,7 @@ TEST(Choice, TokensArePartedAsTheHarnessDoes) {
   c = encode_continuation(m, " \n", "x");
   EXPECT_EQ(text(c), " \nx");
   // A merge over the border: the ids behind as many as the context alone has.
-  TextModel merged = m;
+  TextModel merged = text_model();
   merged.tokenizer = std::make_shared<const Tokenizer>(test::load(test::tokenizer_json({{"a", "b"}})));
   c = encode_continuation(merged, "xa", "bc");
   EXPECT_EQ(c.context, 2);

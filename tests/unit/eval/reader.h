@@ -85,7 +85,7 @@ inline std::string read_chain(const std::string& prompt) {
 }
 
 inline std::string read_question(const std::string& prompt) {
-  const std::string question = between(prompt, "\n\nQuestion: ", " Answer:");
+  const std::string question = between(prompt, "\n\nQuestion: ", "?") + "?";
   const std::string context =
       between(prompt, "The following are given documents.\n\n", "\n\nAnswer the question");
   const auto find = [&](const std::string& pattern, const std::string& text) {

@@ -171,7 +171,7 @@ TEST(RulerSamples, NumberAndWording) {
   EXPECT_EQ(text("cwe").references.size(), 10u);
   EXPECT_EQ(text("fwe").references.size(), 3u);
   // Counts of a long list: 10 words 30 times, all others 3 times.
-  const Sample cwe = fit(task_named("cwe"), prompter, 4096);
+  const Sample cwe = fit(task_named("cwe"), prompter, 8192);
   std::map<std::string, int> counts;
   for (const std::string& w : words_of(between(cwe.text.user, "appear most often.\n", "\nQuestion:")))
     if (w.back() != '.') ++counts[w];
