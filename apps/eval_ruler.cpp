@@ -72,13 +72,13 @@ ruler::Materials materials(const Flags& f) {
 Json settings_of(const Flags& f, const std::string& model, const StepModel& step,
                  const ruler::Prompter& prompter, const ruler::Materials& m) {
   return {{"model", model},
-          {"identity", fmt::format("{:016x}", step.identity())},
-          {"tokenizer", prompter.identity()},
           {"device", f.device.device},
           {"dtype", f.device.dtype},
           {"weights", f.weights},
           {"seed", f.run.seed},
           {"answer_tokens", f.run.answer_tokens},
+          {"tokenizer", prompter.identity()},
+          {"identity", fmt::format("{:016x}", step.identity())},
           {"essays", fmt::format("{:016x}", m.essay->fingerprint())},
           {"squad", fmt::format("{:016x}", m.squad->fingerprint)},
           {"hotpot", fmt::format("{:016x}", m.hotpot->fingerprint)}};

@@ -158,6 +158,13 @@ std::string invent(int syllables, Rng& rng) {
   return out;
 }
 
+// "a clever thistle", "an oaken globe"
+std::string some_thing(Rng& rng) {
+  const std::string_view how = adjectives()[rng.below(adjectives().size())];
+  const bool vowel = std::string_view("aeiou").find(how.front()) != std::string_view::npos;
+  return fmt::format("{} {} {}", vowel ? "an" : "a", how, nouns()[rng.below(nouns().size())]);
+}
+
 template <size_t n>
 std::string_view pick(const std::string_view (&list)[n], Rng& rng) {
   return list[rng.below(n)];
@@ -182,38 +189,45 @@ QuestionSet invented_questions(bool two_hops, int64_t documents) {
     while (!used.insert(name).second) name = make();
     return name;
   };
-  const auto person = [&] { return invent(2, rng) + " " + invent(3, rng); };
+  // A draw a statement: their order is part of what is made.
+  const auto person = [&] {
+    const std::string first = invent(2, rng);
+    return first + " " + invent(3, rng);
+  };
+  const auto place = [&] {
+    const std::string first = invent(2, rng);
+    return fmt::format("{}{}", first, pick(kTowns, rng));
+  };
+  const auto house = [&] {
+    const std::string first = invent(3, rng);
+    return fmt::format("{} {}", first, pick(kBuildings, rng));
+  };
   const int64_t people = two_hops ? documents / 2 : documents;
   for (int64_t i = 0; i < people; ++i) {
-    const std::string name = fresh(person), teacher = fresh(person);
-    const std::string town = fresh([&] { return fmt::format("{}{}", invent(2, rng), pick(kTowns, rng)); });
-    const std::string_view trade = pick(kTrades, rng);
+    const std::string name = fresh(person), teacher = fresh(person), town = fresh(place);
+    const std::string_view trade = pick(kTrades, rng), quarter = pick(kBuildings, rng);
     const uint64_t born = 1700 + rng.below(250), moved = born + 18 + rng.below(30);
+    const std::string one = some_thing(rng), two = some_thing(rng);
     const std::string about = fmt::format(
-        "{0} was born in {1} in {2}. The {3} learned the trade from {4} and worked in the {5} quarter from "
-        "{6} "
-        "on. Of the early works a {7} {8} and a {9} {10} are kept.",
-        name, town, born, trade, teacher, pick(kBuildings, rng), moved,
-        adjectives()[rng.below(adjectives().size())], nouns()[rng.below(nouns().size())],
-        adjectives()[rng.below(adjectives().size())], nouns()[rng.below(nouns().size())]);
+        "{} was born in {} in {}. The {} learned the trade from {} and worked in the {} quarter from {} on. "
+        "Of "
+        "the early works {} and {} are kept.",
+        name, town, born, trade, teacher, quarter, moved, one, two);
     const int32_t document = list.add(two_hops ? name + "\n" + about : about);
     if (!two_hops) {
-      const bool place = rng.below(2) == 0;
-      set.items.push_back({place ? fmt::format("In which town was {} born?", name)
-                                 : fmt::format("From whom did {} learn the trade?", name),
-                           {place ? town : teacher},
+      const bool by_town = rng.below(2) == 0;
+      set.items.push_back({by_town ? fmt::format("In which town was {} born?", name)
+                                   : fmt::format("From whom did {} learn the trade?", name),
+                           {by_town ? town : teacher},
                            {document},
                            {}});
       continue;
     }
-    const std::string building =
-        fresh([&] { return fmt::format("{} {}", invent(3, rng), pick(kBuildings, rng)); });
-    const int32_t second =
-        list.add(fmt::format("{0}\nThe {0} was opened in {1} beside a {2} {3}. It was designed by {4} and "
-                             "stands on the {5} bank of "
-                             "the river.",
-                             building, moved + 10, adjectives()[rng.below(adjectives().size())],
-                             nouns()[rng.below(nouns().size())], name, rng.below(2) == 0 ? "left" : "right"));
+    const std::string building = fresh(house), beside = some_thing(rng);
+    const int32_t second = list.add(fmt::format(
+        "{0}\nThe {0} was opened in {1} beside {2}. It was designed by {3} and stands on the {4} bank of the "
+        "river.",
+        building, moved + 10, beside, name, rng.below(2) == 0 ? "left" : "right"));
     set.items.push_back({fmt::format("In which town was the designer of the {} born?", building),
                          {town},
                          {document, second},

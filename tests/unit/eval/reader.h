@@ -54,9 +54,9 @@ inline std::string read_needles(const std::string& prompt) {
   const std::string context = between(prompt, "afterwards.\n", "\nWhat ");
   std::vector<std::string> values;
   std::string list = asked;
-  for (size_t at; (at = list.find(", and ")) != std::string::npos;) list.replace(at, 6, " ");
   std::replace(list.begin(), list.end(), ',', ' ');
   for (const std::string& key : words_of(list)) {
+    if (key == "and") continue;
     const std::string says = " for " + key + " is: ";
     for (size_t at = 0; (at = context.find(says, at)) != std::string::npos; ++at) {
       const size_t begin = at + says.size();
