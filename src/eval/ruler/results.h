@@ -50,7 +50,8 @@ class Results {
 
   bool has(const Key& key) const { return records_.contains(key); }
   const std::map<Key, Record>& records() const { return records_; }
-  int64_t found() const { return found_; }  // records that were there when it was opened
+  bool kept() const { return file_ != nullptr; }  // in a folder
+  int64_t found() const { return found_; }        // records that were there when it was opened
   // Puts it at the file's end at once. Error(failure) where it cannot be written.
   void add(Record record);
 

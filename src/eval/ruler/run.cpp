@@ -77,7 +77,8 @@ class Runner {
     const auto window = static_cast<size_t>(2 * engine_.memory_plan().max_sequences);
     while (!jobs_.empty() || !asked_.empty()) {
       if (stop && stop->load())
-        throw Error(ErrorKind::interrupted, "interrupted; the same command goes on from here");
+        throw Error(ErrorKind::interrupted,
+                    results_.kept() ? "interrupted; the same command goes on from here" : "interrupted");
       if (!jobs_.empty() && asked_.size() < window - window / 4) ask(window - asked_.size());
       const bool worked = engine_.step();
       const bool any = collect();
