@@ -70,6 +70,23 @@ TEST_F(Eval, AKilledRulerRunGoesOn) {
   expect_bad(ruler(work + path("cut") + " --dtype f64"), "dtype");
 }
 
+// BC-42. A sample that was not asked as it was made fails the run, however it came about.
+TEST_F(Eval, TruncatedSamplesFailTheRun) {
+  const std::string command =
+      ruler("--lengths 1024 --tasks niah_single_1 --samples 2 --answer-tokens 24 --out " + path("short"));
+  expect_ok(command);
+  std::string lines = read_text(path("short/results.jsonl"));
+  const std::string sound = "\"truncated\":false";
+  const size_t at = lines.rfind(sound);
+  ASSERT_NE(at, std::string::npos);
+  write_text(path("short/results.jsonl"), lines.replace(at, sound.size(), "\"truncated\":true"));
+  const Result r = run(command);
+  EXPECT_EQ(r.code, 1) << r.output;
+  EXPECT_NE(r.output.find("1 truncated"), std::string::npos) << r.output;
+  EXPECT_NE(r.output.find("1 samples were truncated"), std::string::npos) << r.output;
+  EXPECT_NE(read_text(path("short/report.html")).find("not sound"), std::string::npos);
+}
+
 TEST_F(Eval, RulerSaysWhatIsWrong) {
   expect_bad(ruler("--lengths 1024 --tasks niah_singel_1"), "did you mean niah_single_1?");
   expect_bad(ruler("--lengths 200 --tasks niah_single_1"), "expected at least ");
