@@ -134,6 +134,7 @@ class Runner {
       request.max_new_tokens = a.sample.answer_tokens;
       request.cache_prompt = false;  // no sample begins as another does
       a.answer = engine_.submit(std::move(request));
+      a.sample.text.user = {};  // long, and asked
       asked_.push_back(std::move(a));
     }
   }
