@@ -1,4 +1,4 @@
-// hysparse perplexity: how well a model predicts texts.
+// hysparse eval perplexity, also `hysparse perplexity`: how well a model predicts texts.
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -8,8 +8,10 @@
 #include "commands.h"
 #include "common.h"
 #include "eval/perplexity.h"
+#include "eval_commands.h"
 #include "io/files.h"
 #include "io/json_value.h"
+#include "shipped.h"
 #include "text_model.h"
 
 namespace hysparse {
@@ -19,7 +21,7 @@ struct Flags {
   std::string model;
   std::vector<std::string> inputs;
   PerplexityOptions options;
-  bool tokens = false, json = false;
+  bool tokens = false, json = false, positions = false;
   std::string weights = "dtype";
   DeviceFlags device;
 };
@@ -58,6 +60,13 @@ void print_json(const PerplexityResult& r, const PerplexityOptions& o) {
   out["standard_error"] = number(r.standard_error);
   out["bits_per_byte"] = number(r.bits_per_byte());
   out["bits_per_byte_standard_error"] = number(r.bits_per_byte_error());
+  for (const PositionBand& b : r.by_position)
+    out["by_position"].push_back({{"from", b.from},
+                                  {"to", b.to},
+                                  {"tokens", b.tokens},
+                                  {"bytes", b.bytes},
+                                  {"nats_per_token", number(b.nats_per_token())},
+                                  {"bits_per_byte", number(b.bits_per_byte())}});
   out["window"] = o.window;
   out["stride"] = o.stride;
   std::printf("%s", dump_json(out).c_str());
@@ -73,12 +82,22 @@ void print_text(const PerplexityResult& r) {
                 static_cast<long long>(r.bytes));
 }
 
+void print_positions(const PerplexityResult& r) {
+  std::printf("\n%-17s %10s %11s %10s\n", "position", "tokens", "nats/token", "bits/byte");
+  for (const PositionBand& b : r.by_position) {
+    if (b.tokens == 0) continue;
+    std::printf("%7lld - %-7lld %10lld %11.5f ", static_cast<long long>(b.from),
+                static_cast<long long>(b.to - 1), static_cast<long long>(b.tokens), b.nats_per_token());
+    b.bytes > 0 ? std::printf("%10.5f\n", b.bits_per_byte()) : std::printf("%10s\n", "-");
+  }
+}
+
 void run(const Flags& f) {
   CommandMachine machine(f.device);
   Runtime& rt = machine.runtime();
-  TextModel m =
-      load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
-                      rt.memory, warnings_only(rt.log));
+  TextModel m = load_text_model(f.model.empty() ? shipped_model() : f.model,
+                                {.compute = machine.compute(), .format = weight_format_of(f.weights)},
+                                rt.memory, warnings_only(rt.log));
   m.loaded.weights->pack(rt);
   PerplexityOptions o = fill_in(f.options, m.config().max_position_embeddings);
   if (!f.tokens) {
@@ -108,16 +127,15 @@ void run(const Flags& f) {
   if (r.tokens == 0)
     throw input_error("--input", "no token to score: each document needs at least two tokens");
   f.json ? print_json(r, o) : print_text(r);
+  if (f.positions && !f.json) print_positions(r);
 }
 
-}  // namespace
-
-void add_perplexity(CLI::App& app) {
+void add(CLI::App& parent) {
   auto flags = std::make_shared<Flags>();
   Flags& f = *flags;
   f.options.window = f.options.stride = 0;
-  CLI::App& c = *app.add_subcommand("perplexity", "nats a token and bits a byte of texts under a model");
-  c.add_option("--model", f.model, "model directory")->required();
+  CLI::App& c = *parent.add_subcommand("perplexity", "nats a token and bits a byte of texts under a model");
+  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
   c.add_option("--input", f.inputs, "texts: each file one document, each line of a .jsonl one (its \"text\")")
       ->required();
   c.add_option("--window", f.options.window,
@@ -132,16 +150,26 @@ void add_perplexity(CLI::App& app) {
                "stop after this many scored tokens; 0: score everything")
       ->capture_default_str();
   c.add_flag("--tokens", f.tokens, "inputs hold token ids instead of text: works without a tokenizer");
+  c.add_flag("--positions", f.positions, "also by position in the document (JSON always has it)");
   c.add_flag("--json", f.json, "print one JSON object");
   add_device_flags(c, f.device);
   add_weights_flag(c, f.weights);
   c.footer(
       "Every token after the first of a document is scored exactly once, with at least window - stride "
-      "tokens of "
-      "context;\nbits/byte divides by the bytes of the scored tokens.\n"
-      "Example: hysparse perplexity --model out/demo/model --input data/text/holdout.txt --window 512 "
-      "--stride 256");
+      "tokens of context;\nbits/byte divides by the bytes of the scored tokens.\n"
+      "Example: hysparse " +
+      std::string(parent.get_name() == "eval" ? "eval " : "") +
+      "perplexity --input data/en/carroll-alice-in-wonderland.txt --window 512 --stride 256 --positions");
   c.callback([flags] { run(*flags); });
+}
+
+}  // namespace
+
+void add_perplexity(CLI::App& app) {
+  add(app);
+}
+void add_eval_perplexity(CLI::App& eval) {
+  add(eval);
 }
 
 }  // namespace hysparse

@@ -7,6 +7,7 @@ install(TARGETS hysparse RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/hysparse FILES_MATCHING PATTERN *.json)
 # apps/shipped.cpp looks for them from the program's place.
 install(DIRECTORY models DESTINATION ${CMAKE_INSTALL_DATADIR}/hysparse)
+install(DIRECTORY data/en DESTINATION ${CMAKE_INSTALL_DATADIR}/hysparse/data)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 install(TARGETS hysparse_c EXPORT hysparse LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -107,6 +107,9 @@ void Engine::Impl::check_request(const Request& r) const {
                            "the tokenizer must belong to the model");
   if (r.n < 1 || r.n > Request::kMaxChoices)
     throw expected_error("n", fmt::format("1 to {} choices", Request::kMaxChoices), std::to_string(r.n));
+  if (r.prompt_logprobs && (r.prompt_logprobs_from < 1 || r.prompt_logprobs_from > n))
+    throw expected_error("prompt_logprobs_from", fmt::format("1 to the prompt's {} tokens", n),
+                         std::to_string(r.prompt_logprobs_from));
   if (!r.stops.empty() && !options.token_bytes)
     throw input_error("stop", "stop strings need text, and this model has no tokenizer");
 }

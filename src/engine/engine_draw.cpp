@@ -91,7 +91,8 @@ void Engine::Impl::draw_row(Row& row, SamplerScratch& scratch) {
     for (int64_t i = 0; i < row.logits; ++i) {
       const int64_t next = length + row.count - row.logits + i + 1;  // whose probability this row tells
       if (next >= choice.live.usage.prompt_tokens) break;
-      if (next != static_cast<int64_t>(choice.prompt_logprobs.size()) + 1) continue;
+      if (next != static_cast<int64_t>(choice.prompt_logprobs.size()) + request.prompt_logprobs_from)
+        continue;
       choice.prompt_logprobs.push_back(
           LogSoftmax(logits_row(row.first_logits + i))
               .report(request.prompt[static_cast<size_t>(next)], std::max(0, request.logprobs)));

@@ -1,6 +1,7 @@
 // Who runs, who waits, and what goes into a step.
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <tuple>
 
 #include "base/error.h"
@@ -139,13 +140,17 @@ bool Engine::Impl::start(Choice& choice, int id, int64_t running, bool use_cache
   Live& request = choice.live;
   const auto tokens = static_cast<int64_t>(choice.tokens.size());
   PrefixCache::Hit hit;
-  const bool whole = request.request.prompt_logprobs && !request.prompt_done;
+  // The row before the first token whose logprob is asked for must be computed.
+  const bool collects = request.request.prompt_logprobs && !request.prompt_done;
+  const std::span<const int32_t> reusable(
+      choice.tokens.data(),
+      collects ? static_cast<size_t>(request.request.prompt_logprobs_from) : choice.tokens.size());
   if (!options.prefix_cache || !request.request.cache_prompt)
     hit.reason = CacheMiss::disabled;
-  else if (whole)
+  else if (collects && reusable.size() == 1)
     hit.reason = CacheMiss::prompt_logprobs;
   else if (use_cache)
-    hit = cache->find(key_of(request), choice.tokens);
+    hit = cache->find(key_of(request), reusable);
   for (const int32_t page : hit.pages) kv->hold_page(page);
   if (hit.slot >= 0) kv->hold_slot(hit.slot);
   const int64_t pages = kv->pages_for(tokens) - (kv->pages_for(1) > 0 ? hit.length / plan.page_size : 0);
@@ -235,7 +240,11 @@ bool Engine::Impl::plan_prefill(Choice& choice, Row& row, int64_t budget) {
     row.count = std::min(row.count, prompt - length);
   }
   row.prefill = true;
-  const bool collects = request.prompt_logprobs && !choice.live.prompt_done;
+  // Rows that come before the first asked for go through without logits.
+  const int64_t silent = request.prompt_logprobs_from - 1 - length;
+  const bool collects = request.prompt_logprobs && !choice.live.prompt_done && silent <= 0;
+  if (request.prompt_logprobs && !choice.live.prompt_done && silent > 0)
+    row.count = std::min(row.count, silent);
   if (collects) {
     const auto a = static_cast<int64_t>(size_of(accumulation_dtype(model.compute())));
     row.count = std::min(row.count, std::max<int64_t>(1, rt.ops.chunk_bytes() / (vocab * a)));

@@ -41,8 +41,10 @@ struct Request {
   std::vector<std::vector<int32_t>> stop_ids;  // ends behind the first of these runs of drawn ids
   int n = 1;                                   // choices, 1 to kMaxChoices; all share the prompt's cache
   int logprobs = -1;             // -1: none; k: of each drawn token, and of the k likeliest beside it
-  bool prompt_logprobs = false;  // of the prompt's tokens from the second on (same k, -1 counts as 0); such
-                                 // a prompt is computed whole: a prefix that is cached has no logits
+  bool prompt_logprobs = false;  // of the prompt's tokens (same k, -1 counts as 0); what comes before the
+                                 // first of them may be cached, the rest is computed: cached tokens have no
+                                 // logits
+  int64_t prompt_logprobs_from = 1;  // the first token, counted from 0, whose logprob is told; at least 1
   std::shared_ptr<const Constraint> constraint;
   bool cache_prompt = true;  // may use and fill the prefix cache
   std::string cache_salt;    // only requests with the same salt share cached prefixes
@@ -74,7 +76,8 @@ struct Event {
   std::vector<int32_t> tokens;                 // drawn, in order
   std::string text;                            // whole characters, nothing of a stop string
   std::vector<TokenLogprobs> logprobs;         // one a drawn token, where asked for
-  std::vector<TokenLogprobs> prompt_logprobs;  // one a prompt token from the second on; once, with choice 0
+  std::vector<TokenLogprobs> prompt_logprobs;  // one a prompt token from prompt_logprobs_from on; once, with
+                                               // choice 0
   std::optional<FinishReason> finish;          // nothing more of this choice follows
   std::string error;                           // finish == error: what happened
   std::optional<Usage> usage;                  // with the very last event of the request

@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kBlockTokens = 64;
 constexpr size_t kEnoughBlocks = 10;
+constexpr int64_t kFirstBand = 64;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Standard error of (sum of nats) / (sum of tokens) over independent groups.
@@ -67,6 +68,12 @@ WindowLosses model_losses(Runtime& rt, Model& model) {
   };
 }
 
+double PositionBand::nats_per_token() const {
+  return tokens > 0 ? nats / static_cast<double>(tokens) : kNaN;
+}
+double PositionBand::bits_per_byte() const {
+  return bytes > 0 ? nats / std::log(2.0) / static_cast<double>(bytes) : kNaN;
+}
 double PerplexityResult::nats_per_token() const {
   return tokens > 0 ? nats / static_cast<double>(tokens) : kNaN;
 }
@@ -102,7 +109,7 @@ void Perplexity::add(const std::vector<int32_t>& document) {
   taken_ += std::max<int64_t>(0, n - 1);
   for (const ScoreWindow& w : score_windows(n, options_.window, options_.stride)) {
     const auto first = document.begin() + w.begin;
-    pending_.push_back({{first, first + w.inputs + 1}, w.first_target - w.begin - 1, w.begin == 0});
+    pending_.push_back({{first, first + w.inputs + 1}, w.first_target - w.begin - 1, w.begin});
     if (static_cast<int64_t>(pending_.size()) == options_.batch) flush();
   }
 }
@@ -120,15 +127,16 @@ void Perplexity::flush() {
   std::vector<double> loss(tokens.size());
   losses_(batch, tokens, labels, loss);
   for (size_t s = 0; s < pending_.size(); ++s) {
-    if (pending_[s].starts_document) end_block();
+    if (pending_[s].starts_document()) end_block();
     for (auto i = static_cast<size_t>(batch.cu_q[s]); i < static_cast<size_t>(batch.cu_q[s + 1]); ++i)
-      if (labels[i] != kIgnoreLabel) count(labels[i], loss[i]);
+      if (labels[i] != kIgnoreLabel)
+        count(labels[i], loss[i], pending_[s].begin + static_cast<int64_t>(i) - batch.cu_q[s] + 1);
   }
   pending_.clear();
   if (options_.progress) options_.progress(result_.tokens);
 }
 
-void Perplexity::count(int32_t token, double nats) {
+void Perplexity::count(int32_t token, double nats, int64_t position) {
   if (std::isnan(nats))
     throw failure("perplexity", fmt::format("the loss of scored token {} is not a number", result_.tokens),
                   "the weights or the computation are broken");
@@ -137,7 +145,16 @@ void Perplexity::count(int32_t token, double nats) {
   const double delta = nats - mean_;
   mean_ += delta / static_cast<double>(result_.tokens);
   squares_ += delta * (nats - mean_);
-  if (options_.token_bytes) result_.bytes += options_.token_bytes(token);
+  const int64_t bytes = options_.token_bytes ? options_.token_bytes(token) : 0;
+  result_.bytes += bytes;
+  auto& bands = result_.by_position;
+  if (bands.empty()) bands.push_back({1, kFirstBand});
+  while (bands.back().to <= position) bands.push_back({bands.back().to, 2 * bands.back().to});
+  PositionBand& band =
+      *std::find_if(bands.begin(), bands.end(), [&](const auto& b) { return position < b.to; });
+  ++band.tokens;
+  band.bytes += bytes;
+  band.nats += nats;
   block_.push_back(nats);
   if (block_.size() == kBlockTokens) end_block();
 }

@@ -38,6 +38,15 @@ struct PerplexityOptions {
 // of 0 half a window. Throws Error(input) for a window that is longer than max_positions.
 PerplexityOptions fill_in(PerplexityOptions options, int64_t max_positions);
 
+// Scored tokens at positions [from, to) of their documents (the first token is 0 and never scored).
+struct PositionBand {
+  int64_t from = 0, to = 0;
+  int64_t tokens = 0, bytes = 0;
+  double nats = 0;
+  double nats_per_token() const;
+  double bits_per_byte() const;  // NaN without bytes
+};
+
 struct PerplexityResult {
   int64_t documents = 0;
   int64_t tokens = 0;  // scored
@@ -46,6 +55,7 @@ struct PerplexityResult {
   // Of the mean: over blocks of 64 neighbouring tokens of a document, whose losses are not independent; over
   // single tokens while there are fewer than 10 such blocks. NaN for fewer than two tokens.
   double standard_error = 0;
+  std::vector<PositionBand> by_position;  // 1 to 63, then each twice as far as the last, up to the longest
 
   double nats_per_token() const;
   double perplexity() const;
@@ -65,10 +75,11 @@ class Perplexity {
   struct Pending {
     std::vector<int32_t> tokens;  // inputs and the last target
     int64_t ignored;              // leading targets that are context
-    bool starts_document;
+    int64_t begin;                // of the window in its document
+    bool starts_document() const { return begin == 0; }
   };
   void flush();
-  void count(int32_t token, double nats);
+  void count(int32_t token, double nats, int64_t position);
   void end_block();
 
   WindowLosses losses_;

@@ -386,7 +386,8 @@ TEST_F(Cli, PlanRemarksOnAContextBeyondTheConfig) {
 TEST_F(Cli, HelpShowsAnExampleForEveryCommand) {
   for (const std::string command :
        {"tokenizer train", "tokenizer encode", "tokenizer decode", "data prepare", "init", "train", "demo",
-        "generate", "perplexity", "logits", "plan", "inspect", "bench", "import", "export", "completion"}) {
+        "generate", "perplexity", "eval ruler", "eval choice", "eval perplexity", "logits", "plan", "inspect",
+        "bench", "import", "export", "completion"}) {
     const Result r = run(command + " --help");
     EXPECT_EQ(r.code, 0) << command;
     EXPECT_NE(r.output.find("hysparse " + command), std::string::npos) << command << "\n" << r.output;

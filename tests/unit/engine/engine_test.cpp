@@ -297,6 +297,37 @@ TEST(Engine, LogprobsOfPromptAndAnswer) {
   for (size_t i = 0; i < 99; ++i) expect_same(scored.prompt_logprobs[i], out.prompt_logprobs[i]);
 }
 
+// Asked for from a token on, what comes before may be cached, and the rest is what the whole prompt gives.
+TEST(Engine, PromptLogprobsFromATokenOn) {
+  const EngineOptions options = rig_options(hash_config(), 200, 2);
+  Request whole = request(ids(100, 1), 0);
+  whole.logprobs = 2;
+  whole.prompt_logprobs = true;
+  whole.cache_prompt = false;
+  const Outcome all = Rig(options).ask(whole);
+  for (const int64_t from : {1, 2, 40, 70, 71, 72, 99, 100}) {
+    SCOPED_TRACE(testing::Message() << "from " << from);
+    Rig rig(options);
+    Request context = request({whole.prompt.begin(), whole.prompt.begin() + 70}, 0);
+    rig.ask(context);
+    Request part = whole;
+    part.cache_prompt = true;
+    part.prompt_logprobs_from = from;
+    const Outcome out = rig.ask(part);
+    ASSERT_EQ(out.prompt_logprobs.size(), size_t(100 - from));
+    for (size_t i = 0; i < out.prompt_logprobs.size(); ++i)
+      expect_same(out.prompt_logprobs[i], all.prompt_logprobs[i + size_t(from) - 1]);
+    const int64_t cached = out.usage->cached_tokens;
+    EXPECT_EQ(cached, from == 70 ? 69 : from > 70 ? 70 : 0);
+    EXPECT_EQ(rig.engine.stats().prompt_tokens, 70 + 100 - cached);
+  }
+  Rig rig(options);
+  for (const int64_t from : {0, 101}) {
+    whole.prompt_logprobs_from = from;
+    EXPECT_THROW(rig.engine.submit(whole), Error);
+  }
+}
+
 TEST(Engine, ABrokenRequestEndsAlone) {
   Rig rig(rig_options(hash_config(), 100, 4));
   rig.model.poisoned_token = 60;

@@ -108,6 +108,41 @@ TEST(Perplexity, EachTokenAfterTheFirstIsScoredOnce) {
     }
 }
 
+// By position in the document, whatever window a token was scored in.
+TEST(Perplexity, Positions) {
+  for (const int64_t stride : {int64_t(7), kWindow}) {
+    PerplexityOptions o;
+    o.window = kWindow;
+    o.stride = stride;
+    o.batch = 3;
+    o.token_bytes = [](int32_t) { return int64_t(2); };
+    Perplexity p(table([](int32_t t) { return double(t % 1000); }), o);  // the loss is the position
+    p.add(numbered(300));
+    p.add(numbered(65));
+    const PerplexityResult r = p.finish();
+    const std::vector<std::pair<int64_t, int64_t>> bands{{1, 64}, {64, 128}, {128, 256}, {256, 512}};
+    ASSERT_EQ(r.by_position.size(), bands.size());
+    int64_t tokens = 0;
+    double nats = 0;
+    for (size_t b = 0; b < bands.size(); ++b) {
+      const PositionBand& band = r.by_position[b];
+      EXPECT_EQ(band.from, bands[b].first);
+      EXPECT_EQ(band.to, bands[b].second);
+      double sum = 0;
+      int64_t count = 0;
+      for (const int64_t length : {300, 65})
+        for (int64_t i = band.from; i < std::min(band.to, length); ++i) sum += double(i), ++count;
+      EXPECT_EQ(band.tokens, count);
+      EXPECT_EQ(band.bytes, 2 * count);
+      EXPECT_DOUBLE_EQ(band.nats, sum);
+      tokens += count;
+      nats += sum;
+    }
+    EXPECT_EQ(r.tokens, tokens);
+    EXPECT_DOUBLE_EQ(r.nats, nats);
+  }
+}
+
 TEST(Perplexity, NothingToScore) {
   Perplexity p(table(uneven), {});
   p.add({});
