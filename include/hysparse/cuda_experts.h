@@ -1,0 +1,77 @@
+/* Mixture of experts in libhysparse_cuda: the router, the tables of its assignments, rows to and from the
+ * experts, and products over groups of rows. Part of the C ABI of hysparse/cuda.h (codes, last_error) with the
+ * views of hysparse/cuda_ops.h. What each operation computes is said in src/kernels/ops.h, whose names these
+ * carry. n tokens, E experts, k of them active a token, R = n * k rows in the order of experts; T is f32 or
+ * bf16, sums are f32. Everything is deterministic, nothing waits for the GPU, and nothing but the shapes is
+ * known to the host: where the rows of an expert begin (offset) is read on the device. */
+#ifndef HYSPARSE_CUDA_EXPERTS_H
+#define HYSPARSE_CUDA_EXPERTS_H
+
+#include "hysparse/cuda_ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- router */
+/* logits [n, E] f32, bias [E] f32, experts [n, k] i32 contiguous (an input where pinned), weights [n, k] f32. */
+HYSPARSE_API int hysparse_cuda_route(hysparse_view logits, hysparse_view bias, int32_t normalise,
+                                     double scale, int32_t pinned, hysparse_view experts,
+                                     hysparse_view weights, hysparse_stream stream);
+typedef struct {
+  hysparse_cuda_view logits, experts; /* as forward */
+  int32_t normalise;
+  double scale;
+  hysparse_cuda_view dweights, labels; /* [n, k] f32; [n] i32, optional where balance and z are 0 */
+  double balance, z;
+  const int64_t* cu_q; /* device [sequences + 1]; where balance is not 0 */
+  int64_t sequences;
+  hysparse_cuda_view dlogits; /* [n, E] f32 */
+} hysparse_cuda_route_backward_params;
+HYSPARSE_API size_t hysparse_cuda_route_backward_workspace(int64_t sequences, int64_t experts);
+HYSPARSE_API int hysparse_cuda_route_backward(const hysparse_cuda_route_backward_params* params,
+                                              void* workspace, size_t workspace_bytes,
+                                              hysparse_stream stream);
+
+/* ---- tables */
+/* experts [n, k], offset [E + 1], source [R], slot [n, k]: i32, contiguous; labels optional [n] i32; load
+ * optional [E] i64 +=. Experts out of range give tables without meaning, but no access out of bounds here. */
+HYSPARSE_API size_t hysparse_cuda_expert_tables_workspace(int64_t rows, int64_t experts);
+HYSPARSE_API int hysparse_cuda_expert_tables(hysparse_view experts, hysparse_view labels,
+                                             hysparse_view offset, hysparse_view source, hysparse_view slot,
+                                             hysparse_view load, void* workspace, size_t workspace_bytes,
+                                             hysparse_stream stream);
+
+/* ---- rows */
+/* y[row] = x[source[row] / k] */
+HYSPARSE_API int hysparse_cuda_expert_gather(hysparse_view x, hysparse_view source, int64_t k,
+                                             hysparse_view y, hysparse_stream stream);
+/* y[t] = sum over j of x[slot[t, j]] (+ y[t] when accumulate) */
+HYSPARSE_API int hysparse_cuda_expert_sum(hysparse_view x, hysparse_view slot, hysparse_view y,
+                                          int32_t accumulate, hysparse_stream stream);
+/* h[row] = weights[source[row]] silu(gate[row]) up[row]; weights: contiguous [n, k] f32 */
+HYSPARSE_API int hysparse_cuda_expert_swiglu(hysparse_view gate, hysparse_view up, hysparse_view source,
+                                             hysparse_view weights, hysparse_view h, hysparse_stream stream);
+HYSPARSE_API int hysparse_cuda_expert_swiglu_backward(hysparse_view gate, hysparse_view up,
+                                                      hysparse_view source, hysparse_view weights,
+                                                      hysparse_view dh, hysparse_view dgate,
+                                                      hysparse_view dup, hysparse_view dweights,
+                                                      hysparse_stream stream);
+
+/* ---- products: weights and gradients are [E, out, in] views, experts at equal distances; offset [E + 1] i32,
+ * ascending, the last at most R. Rows beyond it are left alone. */
+/* y[row] = W_e x[row] */
+HYSPARSE_API int hysparse_cuda_grouped_linear(hysparse_view x, hysparse_view offset, hysparse_view weights,
+                                              hysparse_view y, hysparse_stream stream);
+/* dx[row] = dy[row] W_e (+ dx[row] when accumulate; a bf16 product is rounded before the sum is) */
+HYSPARSE_API int hysparse_cuda_grouped_linear_dx(hysparse_view dy, hysparse_view offset,
+                                                 hysparse_view weights, hysparse_view dx, int32_t accumulate,
+                                                 hysparse_stream stream);
+/* grad_e += dy_e^T x_e, grad f32 or T; gradients of experts without rows are not touched */
+HYSPARSE_API int hysparse_cuda_grouped_linear_dw(hysparse_view dy, hysparse_view x, hysparse_view offset,
+                                                 hysparse_view grad, hysparse_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
