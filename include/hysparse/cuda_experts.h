@@ -1,9 +1,9 @@
 /* Mixture of experts in libhysparse_cuda: the router, the tables of its assignments, rows to and from the
- * experts, and products over groups of rows. Part of the C ABI of hysparse/cuda.h (codes, last_error) with the
- * views of hysparse/cuda_ops.h. What each operation computes is said in src/kernels/ops.h, whose names these
- * carry. n tokens, E experts, k of them active a token, R = n * k rows in the order of experts; T is f32 or
- * bf16, sums are f32. Everything is deterministic, nothing waits for the GPU, and nothing but the shapes is
- * known to the host: where the rows of an expert begin (offset) is read on the device. */
+ * experts, and products over groups of rows. Part of the C ABI of hysparse/cuda.h (codes, last_error) with
+ * the views of hysparse/cuda_ops.h. What each operation computes is said in src/kernels/ops.h, whose names
+ * these carry. n tokens, E experts, k of them active a token, R = n * k rows in the order of experts; T is
+ * f32 or bf16, sums are f32. Everything is deterministic, nothing waits for the GPU, and nothing but the
+ * shapes is known to the host: where the rows of an expert begin (offset) is read on the device. */
 #ifndef HYSPARSE_CUDA_EXPERTS_H
 #define HYSPARSE_CUDA_EXPERTS_H
 
@@ -13,8 +13,12 @@
 extern "C" {
 #endif
 
+/* Further dtypes of views: of weights alone. */
+enum { HYSPARSE_DTYPE_I8 = 7, HYSPARSE_DTYPE_F8 = 9 /* e4m3 */ };
+
 /* ---- router */
-/* logits [n, E] f32, bias [E] f32, experts [n, k] i32 contiguous (an input where pinned), weights [n, k] f32. */
+/* logits [n, E] f32, bias [E] f32, experts [n, k] i32 contiguous (an input where pinned), weights [n, k] f32.
+ */
 HYSPARSE_API int hysparse_cuda_route(hysparse_view logits, hysparse_view bias, int32_t normalise,
                                      double scale, int32_t pinned, hysparse_view experts,
                                      hysparse_view weights, hysparse_stream stream);
@@ -58,8 +62,8 @@ HYSPARSE_API int hysparse_cuda_expert_swiglu_backward(hysparse_view gate, hyspar
                                                       hysparse_view dup, hysparse_view dweights,
                                                       hysparse_stream stream);
 
-/* ---- products: weights and gradients are [E, out, in] views, experts at equal distances; offset [E + 1] i32,
- * ascending, the last at most R. Rows beyond it are left alone. */
+/* ---- products: weights and gradients are [E, out, in] views, experts at equal distances; offset [E + 1]
+ * i32, ascending, the last at most R. Rows beyond it are left alone. */
 /* y[row] = W_e x[row] */
 HYSPARSE_API int hysparse_cuda_grouped_linear(hysparse_view x, hysparse_view offset, hysparse_view weights,
                                               hysparse_view y, hysparse_stream stream);
@@ -67,6 +71,18 @@ HYSPARSE_API int hysparse_cuda_grouped_linear(hysparse_view x, hysparse_view off
 HYSPARSE_API int hysparse_cuda_grouped_linear_dx(hysparse_view dy, hysparse_view offset,
                                                  hysparse_view weights, hysparse_view dx, int32_t accumulate,
                                                  hysparse_stream stream);
+/* Two products of the same rows, each as above, and the sum of two input gradients. */
+HYSPARSE_API int hysparse_cuda_grouped_linear_pair(hysparse_view x, hysparse_view offset, hysparse_view first,
+                                                   hysparse_view second, hysparse_view y_first,
+                                                   hysparse_view y_second, hysparse_stream stream);
+HYSPARSE_API int hysparse_cuda_grouped_linear_pair_dx(hysparse_view dy_first, hysparse_view dy_second,
+                                                      hysparse_view offset, hysparse_view first,
+                                                      hysparse_view second, hysparse_view dx,
+                                                      hysparse_stream stream);
+/* Weights in 8 bits, of the experts that have rows, as T: values [E, out, in] i8 with scales [E, out, groups
+ * of 64] or f8 with scales [E, out, 1], f32, to wide [E, out, in] T. */
+HYSPARSE_API int hysparse_cuda_widen_experts(hysparse_view values, hysparse_view scales, hysparse_view offset,
+                                             hysparse_view wide, hysparse_stream stream);
 /* grad_e += dy_e^T x_e, grad f32 or T; gradients of experts without rows are not touched */
 HYSPARSE_API int hysparse_cuda_grouped_linear_dw(hysparse_view dy, hysparse_view x, hysparse_view offset,
                                                  hysparse_view grad, hysparse_stream stream);

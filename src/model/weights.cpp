@@ -188,9 +188,6 @@ std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan&
 
 Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions options, Memory& memory)
     : options_(options), memory_(&memory) {
-  if (config.n_routed_experts > 0 && memory.device() != DeviceKind::cpu)
-    throw input_error("n_routed_experts", "mixture-of-experts layers do not run on a GPU in this version",
-                      "run them with --device cpu");
   const bool int8 = options.format == WeightFormat::int8;
   if (int8 && options.training)
     throw input_error("weights", "int8 weights cannot be trained",

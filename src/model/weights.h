@@ -75,8 +75,8 @@ struct WeightGroup {
 
 class Weights {
  public:
-  // Zeroed. Throws Error(input) for a config with MoE layers, or int8, in memory that is not the CPU's; and
-  // for int8 with training.
+  // Zeroed. Experts of a kind stand at equal distances in a layer. Throws Error(input) for int8 in memory that
+  // is not the CPU's, or with training.
   Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions options,
           Memory& memory = host_memory());
   Weights(const Weights&) = delete;

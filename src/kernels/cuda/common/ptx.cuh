@@ -106,12 +106,6 @@ __device__ inline void store_matrices(uint32_t smem, const uint32_t (&x)[4]) {
                "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
 }
-// As store_matrices, but lane l gives the address of column l % 8 of matrix l / 8.
-__device__ inline void store_matrices_transposed(uint32_t smem, const uint32_t (&x)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x[0]),
-               "r"(x[1]), "r"(x[2]), "r"(x[3])
-               : "memory");
-}
 __device__ inline void add_2(float* p, float a, float b) {
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(a), "f"(b) : "memory");
 }

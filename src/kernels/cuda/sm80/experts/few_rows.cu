@@ -56,7 +56,8 @@ __device__ void column(const Product& p, const __nv_bfloat16* w, int row, int ou
   for (int r = 0; r < kCount; ++r) {
     const float total = warp_total(sum[r]);
     if (lane == 0)
-      static_cast<__nv_bfloat16*>(p.c.data)[(row + r) * p.c.stride[0] + out] = from_float<__nv_bfloat16>(total);
+      static_cast<__nv_bfloat16*>(p.c.data)[(row + r) * p.c.stride[0] + out] =
+          from_float<__nv_bfloat16>(total);
   }
 }
 
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(kWarps * 32) few_rows_kernel(const __grid_cons
   const int out = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32, row = int(blockIdx.y);
   const int experts = int(p.w.shape[0]), e = expert_of(p.offset, experts, row);
   const int begin = p.offset[e], end = p.offset[e + 1];
-  if (row >= end || (row - begin) % kRows != 0 || out >= p.w.shape[1]) return;
+  if (row < begin || row >= end || (row - begin) % kRows != 0 || out >= p.w.shape[1]) return;
   const auto* w = static_cast<const __nv_bfloat16*>(p.w.data) + e * p.w.stride[0] + out * p.w.stride[1];
   switch (min(kRows, end - row)) {
     case 1:

@@ -53,7 +53,8 @@ __device__ void tile_product(float (&sum)[kEach][kEach], int64_t depth, A a, B b
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
 #pragma unroll
-        for (int j = 0; j < kEach; ++j) sum[i][j] = fmaf(x[k][ty * kEach + i], y[k][tx * kEach + j], sum[i][j]);
+        for (int j = 0; j < kEach; ++j)
+          sum[i][j] = fmaf(x[k][ty * kEach + i], y[k][tx * kEach + j], sum[i][j]);
     }
     __syncthreads();
   }

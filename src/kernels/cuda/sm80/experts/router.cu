@@ -249,9 +249,18 @@ int hysparse_cuda_route_backward(const hysparse_cuda_route_backward_params* p, v
     return refuse(op, "shapes do not fit");
   if ((balanced || p->z != 0) && !p->labels.data) return refuse(op, "losses of the router without labels");
   if (n == 0) return HYSPARSE_OK;
-  Backward b{p->logits, p->dweights, p->dlogits, static_cast<const int32_t*>(p->experts.data),
-             static_cast<const int32_t*>(p->labels.data), p->cu_q, p->sequences, p->normalise != 0,
-             float(p->scale), float(p->balance), float(p->z), {}};
+  Backward b{p->logits,
+             p->dweights,
+             p->dlogits,
+             static_cast<const int32_t*>(p->experts.data),
+             static_cast<const int32_t*>(p->labels.data),
+             p->cu_q,
+             p->sequences,
+             p->normalise != 0,
+             float(p->scale),
+             float(p->balance),
+             float(p->z),
+             {}};
   if (balanced) {
     const size_t bytes = hysparse_cuda_route_backward_workspace(p->sequences, e);
     if (!workspace || workspace_bytes < bytes || !p->cu_q) return refuse(op, "the workspace is too small");

@@ -185,8 +185,14 @@ int hysparse_cuda_expert_swiglu_backward(hysparse_view gate, hysparse_view up, h
       dweights->dtype != HYSPARSE_DTYPE_F32)
     return refuse(op, "shapes or dtypes do not fit");
   if (dh->shape[0] == 0) return HYSPARSE_OK;
-  const SwigluBackward p{*gate, *up, *dh, *dgate, *dup, static_cast<const int32_t*>(source->data),
-                         static_cast<const float*>(weights->data), static_cast<float*>(dweights->data)};
+  const SwigluBackward p{*gate,
+                         *up,
+                         *dh,
+                         *dgate,
+                         *dup,
+                         static_cast<const int32_t*>(source->data),
+                         static_cast<const float*>(weights->data),
+                         static_cast<float*>(dweights->data)};
   return over_rows(
       op,
       [&](auto t, auto width) {

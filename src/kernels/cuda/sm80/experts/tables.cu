@@ -128,9 +128,9 @@ int hysparse_cuda_expert_tables(hysparse_view experts, hysparse_view labels, hys
     const unsigned grid = unsigned(ceil_div(rows, kThreads));
     number_kernel<<<grid, kThreads, 0, stream>>>(index, rows);
     size_t bytes = m.temporary_bytes;
-    const cudaError_t code = cub::DeviceRadixSort::SortPairs(
-        base + m.temporary, bytes, chosen, sorted, static_cast<const int32_t*>(index), out.source, int(rows),
-        0, bits_of(e), stream);
+    const cudaError_t code = cub::DeviceRadixSort::SortPairs(base + m.temporary, bytes, chosen, sorted,
+                                                             static_cast<const int32_t*>(index), out.source,
+                                                             int(rows), 0, bits_of(e), stream);
     if (int failed = check_cuda(code, op)) return failed;
     places_kernel<<<grid, kThreads, 0, stream>>>(sorted, rows, int(e), out);
   }

@@ -12,9 +12,9 @@ inline constexpr int kThreads = 384;       // a producer warpgroup, two that mul
 inline constexpr int kMostExperts = 2048;  // of which the kernels keep tables in shared memory
 inline constexpr int kDepth = 64;          // of the sum that a stage holds: 128 bytes of bf16
 
-// c[r, m] = sum over k of W_e(m, k) a[r, k]: the weights stand on the side of the accumulators' 64 rows, which
-// is cut at multiples of 64, and the rows of an expert on that of N, which is cut at multiples of 16; so an
-// expert with 130 rows costs 144.
+// c[r, m] = sum over k of W_e(m, k) a[r, k]: the weights stand on the side of the accumulators' 64 rows,
+// which is cut at multiples of 64, and the rows of an expert on that of N, which is cut at multiples of 16;
+// so an expert with 130 rows costs 144.
 struct Rows {
   static constexpr int kM = 256, kN = 160, kBox = 32, kStages = 4;
   static constexpr int kWeightBytes = kM * 128, kRowBytes = kN * 128, kStageBytes = kWeightBytes + kRowBytes;
@@ -25,13 +25,15 @@ struct Rows {
 };
 static_assert(Rows::kBarriers % 8 == 0 && Rows::kBytes <= 232448 - 128);
 
+// One product; or two of the same a (outputs 2), or the sum of two (sources 2).
 struct RowsParams {
-  CUtensorMap weights;  // forward: boxes of kM rows; dx: of kDepth
-  CUtensorMap a;        // boxes of kBox rows
+  CUtensorMap weights[2];  // forward: boxes of kM rows; dx: of kDepth
+  CUtensorMap a[2];        // boxes of kBox rows
+  int sources, outputs;
   const int32_t* offset;
-  int experts, m, k;  // m: columns of c
-  __nv_bfloat16* c;
-  int64_t c_stride;
+  int experts, m, k;  // m: columns of each c
+  __nv_bfloat16* c[2];
+  int64_t c_stride[2];
   bool accumulate;
 };
 
@@ -39,7 +41,8 @@ struct RowsParams {
 struct Gradient {
   static constexpr int kM = 128, kN = 256, kStages = 4;
   static constexpr int kChunk = kDepth * 128;  // bytes of 64 rows and columns
-  static constexpr int kABytes = kM / 64 * kChunk, kBBytes = kN / 64 * kChunk, kStageBytes = kABytes + kBBytes;
+  static constexpr int kABytes = kM / 64 * kChunk, kBBytes = kN / 64 * kChunk,
+                       kStageBytes = kABytes + kBBytes;
   static constexpr int kFirst = kStages * kStageBytes;
   static constexpr int kBarriers = kFirst + (kMostExperts + 2) * 4;
   static constexpr int kBytes = kBarriers + 2 * kStages * 8 + 1024;

@@ -1,6 +1,6 @@
-// Grouped products for Hopper, gradient of the weights: tiles of 128 x 256 of one expert's matrix, summed over
-// its rows, 64 a stage. What a stage holds behind an expert's last row is another expert's or undefined, and
-// is cleared in shared memory before it is multiplied.
+// Grouped products for Hopper, gradient of the weights: tiles of 128 x 256 of one expert's matrix, summed
+// over its rows, 64 a stage. What a stage holds behind an expert's last row is another expert's or undefined,
+// and is cleared in shared memory before it is multiplied.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -124,8 +124,8 @@ __device__ __forceinline__ void consume(const GradientParams& p, const GradientS
             const int n = t.n0 + (j0 + j) * 8 + lane % 4 * 2;
             const float2 x = __bfloat1622float2(old[j]);
             if (n < p.n)
-              *reinterpret_cast<__nv_bfloat162*>(g + n) = __floats2bfloat162_rn(
-                  x.x + acc[(j0 + j) * 4 + 2 * h], x.y + acc[(j0 + j) * 4 + 2 * h + 1]);
+              *reinterpret_cast<__nv_bfloat162*>(g + n) =
+                  __floats2bfloat162_rn(x.x + acc[(j0 + j) * 4 + 2 * h], x.y + acc[(j0 + j) * 4 + 2 * h + 1]);
           }
         }
       }

@@ -51,25 +51,31 @@ int rows_map(CUtensorMap* map, const View& v, int box, const char* name) {
 }
 
 template <bool kTransposed>
-bool run_product(const Product& p, cudaStream_t stream, int& code) {
+bool run_product(const Product& p, const Product* second, cudaStream_t stream, int& code) {
   const int sms = processors(rows_kernel<kTransposed>);
   if (sms == 0) return false;
   RowsParams k{};
-  const hysparse_cuda_tensor w{p.w.data, p.w.stride[0], p.w.stride[1]};
-  code = make_tensor_map(&k.weights, w, p.w.shape[0], int(p.w.shape[1]), int(p.w.shape[2]), 1, "weights",
-                         kTransposed ? kDepth : Rows::kM);
-  if (code == HYSPARSE_OK) code = rows_map(&k.a, p.a, Rows::kBox, "rows");
-  if (code != HYSPARSE_OK) return true;
+  code = HYSPARSE_OK;
+  for (int i = 0; i < (second ? 2 : 1); ++i) {
+    const Product& one = i == 0 ? p : *second;
+    const hysparse_cuda_tensor w{one.w.data, one.w.stride[0], one.w.stride[1]};
+    code = make_tensor_map(&k.weights[i], w, one.w.shape[0], int(one.w.shape[1]), int(one.w.shape[2]), 1,
+                           "weights", kTransposed ? kDepth : Rows::kM);
+    if (code == HYSPARSE_OK) code = rows_map(&k.a[i], one.a, Rows::kBox, "rows");
+    if (code != HYSPARSE_OK) return true;
+    k.c[i] = static_cast<__nv_bfloat16*>(one.c.data);
+    k.c_stride[i] = one.c.stride[0];
+  }
+  k.sources = kTransposed && second ? 2 : 1;
+  k.outputs = !kTransposed && second ? 2 : 1;
   k.offset = p.offset;
   k.experts = int(p.w.shape[0]);
   k.m = int(p.c.shape[1]);
   k.k = int(p.a.shape[1]);
-  k.c = static_cast<__nv_bfloat16*>(p.c.data);
-  k.c_stride = p.c.stride[0];
   k.accumulate = p.accumulate;
   // No more CTAs than there can be tiles.
   const int64_t tiles = ((p.a.shape[0] + Rows::kN - 1) / Rows::kN + std::min(p.a.shape[0], p.w.shape[0])) *
-                        ((p.c.shape[1] + Rows::kM - 1) / Rows::kM);
+                        ((p.c.shape[1] + Rows::kM - 1) / Rows::kM) * k.outputs;
   code = launch(rows_kernel<kTransposed>, k, Rows::kBytes, int(std::min<int64_t>(sms, tiles)), stream);
   return true;
 }
@@ -95,10 +101,12 @@ bool run_gradient(const WeightGradient& p, cudaStream_t stream, int& code) {
 
 }  // namespace
 
-bool fast_product(Kind kind, const Product& p, cudaStream_t stream, int& code) {
+bool fast_product(Kind kind, const Product& p, const Product* second, cudaStream_t stream, int& code) {
   if (!suits(p.a) || !suits(p.c) || !suits(p.w) || p.w.shape[0] > kMostExperts || p.a.shape[1] == 0)
     return false;
-  return kind == Kind::dx ? run_product<true>(p, stream, code) : run_product<false>(p, stream, code);
+  if (second && (!suits(second->a) || !suits(second->c) || !suits(second->w))) return false;
+  return kind == Kind::dx ? run_product<true>(p, second, stream, code)
+                          : run_product<false>(p, second, stream, code);
 }
 
 bool fast_gradient(const WeightGradient& p, cudaStream_t stream, int& code) {

@@ -1,7 +1,8 @@
 // Grouped products for Hopper, forward and input gradient: persistent CTAs take tiles of 256 columns x up to
-// 160 rows of one expert in turn; a producer thread brings 64 of the sum's terms a stage by TMA, two warpgroups
-// multiply, each 128 columns. Rows of a stage behind an expert's last are another expert's or undefined: they
-// stand on the N side, where a column's result depends on that column alone, and are not stored.
+// 160 rows of one expert in turn; a producer thread brings 64 of the sum's terms a stage by TMA, two
+// warpgroups multiply, each 128 columns. Rows of a stage behind an expert's last are another expert's or
+// undefined: they stand on the N side, where a column's result depends on that column alone, and are not
+// stored.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -27,7 +28,7 @@ struct RowsSmem {
 };
 
 struct RowsTile {
-  int expert, row, rows, m0;
+  int expert, row, rows, output, m0;
 };
 __device__ __forceinline__ int row_tiles(int rows) {
   return (rows + Rows::kN - 1) / Rows::kN;
@@ -37,8 +38,10 @@ __device__ __forceinline__ RowsTile rows_tile(const RowsParams& p, const int32_t
                                               int column_tiles) {
   const int e = expert_of_tile(first, p.experts, tile), at = tile - first[e];
   const int begin = p.offset[e], rows = p.offset[e + 1] - begin, count = row_tiles(rows);
-  const int height = ((rows + count - 1) / count + 15) / 16 * 16, part = at / column_tiles;
-  return {e, begin + part * height, min(height, rows - part * height), at % column_tiles * Rows::kM};
+  const int height = ((rows + count - 1) / count + 15) / 16 * 16, across = column_tiles * p.outputs;
+  const int part = at / across, column = at % across;
+  return {e, begin + part * height, min(height, rows - part * height), column / column_tiles,
+          column % column_tiles * Rows::kM};
 }
 
 template <bool kTransposed>
@@ -48,7 +51,9 @@ __device__ __forceinline__ void produce(const RowsParams& p, const RowsSmem& s, 
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const RowsTile t = rows_tile(p, s.first, tile, column_tiles);
     const int boxes = (t.rows + Rows::kBox - 1) / Rows::kBox;
-    for (int i = 0; i < steps; ++i, ring.next()) {
+    for (int step = 0; step < steps * p.sources; ++step, ring.next()) {
+      const int source = step >= steps, i = step - source * steps;
+      const CUtensorMap *weights = &p.weights[source + t.output], *a = &p.a[source];
       uint8_t* stage = s.stages + ring.stage * Rows::kStageBytes;
       uint64_t* full = &s.full[ring.stage];
       mbarrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
@@ -56,12 +61,12 @@ __device__ __forceinline__ void produce(const RowsParams& p, const RowsSmem& s, 
       if constexpr (kTransposed) {
 #pragma unroll
         for (int c = 0; c < Rows::kM / 64; ++c)
-          tma_load_3d(stage + c * kDepth * 128, &p.weights, full, t.m0 + c * 64, i * kDepth, t.expert);
+          tma_load_3d(stage + c * kDepth * 128, weights, full, t.m0 + c * 64, i * kDepth, t.expert);
       } else {
-        tma_load_3d(stage, &p.weights, full, i * kDepth, t.m0, t.expert);
+        tma_load_3d(stage, weights, full, i * kDepth, t.m0, t.expert);
       }
       for (int b = 0; b < boxes; ++b)
-        tma_load_3d(stage + Rows::kWeightBytes + b * Rows::kBox * 128, &p.a, full, i * kDepth, 0,
+        tma_load_3d(stage + Rows::kWeightBytes + b * Rows::kBox * 128, a, full, i * kDepth, 0,
                     t.row + b * Rows::kBox);
     }
   }
@@ -72,7 +77,7 @@ template <bool kTransposed, int N>
 __device__ __forceinline__ void consume_tile(const RowsParams& p, const RowsSmem& s, const RowsTile& t,
                                              Ring<Rows::kStages>& ring) {
   const int wg = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const int steps = (p.k + kDepth - 1) / kDepth;
+  const int steps = (p.k + kDepth - 1) / kDepth * p.sources;
   float acc[2][N / 2] = {};  // written here, or the compiler keeps those of every N alive from tile to tile
   int before = 0;
   for (int i = 0; i < steps; ++i, ring.next()) {
@@ -109,6 +114,8 @@ __device__ __forceinline__ void consume_tile(const RowsParams& p, const RowsSmem
   const int put_row = lane / 16 * 8 + lane % 8, put_half = lane / 8 % 2;
   const uint32_t put = smem_address(scratch) + put_row * 32 + (put_half ^ (put_row / 4 % 2)) * 16;
   const int row = lane / 2, half = lane % 2;
+  __nv_bfloat16* out = p.c[t.output];
+  const int64_t stride = p.c_stride[t.output];
   const uint8_t* get = scratch + row * 32 + (half ^ (row / 4 % 2)) * 16;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -122,7 +129,7 @@ __device__ __forceinline__ void consume_tile(const RowsParams& p, const RowsSmem
       __syncwarp();
       uint4 value = *reinterpret_cast<const uint4*>(get + i % 2 * 512);
       if (i * 16 + row >= t.rows || m >= p.m) continue;
-      uint4* c = reinterpret_cast<uint4*>(p.c + int64_t(t.row + i * 16 + row) * p.c_stride + m);
+      uint4* c = reinterpret_cast<uint4*>(out + int64_t(t.row + i * 16 + row) * stride + m);
       if (p.accumulate) {
         const uint4 old = *c;
         auto* y = reinterpret_cast<__nv_bfloat162*>(&value);
@@ -145,8 +152,8 @@ __device__ __forceinline__ void consume(const RowsParams& p, const RowsSmem& s, 
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const RowsTile t = rows_tile(p, s.first, tile, column_tiles);
     switch ((t.rows + 15) / 16) {
-#define HYSPARSE_HEIGHT(i)                          \
-  case i:                                           \
+#define HYSPARSE_HEIGHT(i)                            \
+  case i:                                             \
     consume_tile<kTransposed, 16 * i>(p, s, t, ring); \
     break
       HYSPARSE_HEIGHT(1);
@@ -169,8 +176,8 @@ __global__ void __launch_bounds__(kThreads, 1) rows_kernel(const __grid_constant
   extern __shared__ uint8_t raw_smem[];
   const RowsSmem s(raw_smem);
   if (threadIdx.x == 0) {
-    tma_prefetch(&p.weights);
-    tma_prefetch(&p.a);
+    tma_prefetch(&p.weights[0]);
+    tma_prefetch(&p.a[0]);
     for (int i = 0; i < Rows::kStages; ++i) {
       mbarrier_init(&s.full[i], 1);
       mbarrier_init(&s.empty[i], 8);
@@ -178,7 +185,8 @@ __global__ void __launch_bounds__(kThreads, 1) rows_kernel(const __grid_constant
     mbarrier_init_fence();
   }
   const int column_tiles = (p.m + Rows::kM - 1) / Rows::kM;
-  count_tiles(p.offset, p.experts, s.first, [&](int rows) { return row_tiles(rows) * column_tiles; });
+  count_tiles(p.offset, p.experts, s.first,
+              [&](int rows) { return row_tiles(rows) * column_tiles * p.outputs; });
   const int tiles = s.first[p.experts];
   if (threadIdx.x < 128) {
     registers_give<24>();

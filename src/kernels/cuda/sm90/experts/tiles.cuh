@@ -8,6 +8,13 @@
 
 namespace hysparse::cuda::experts {
 
+// As store_matrices, but lane l gives the address of column l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t smem, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
+               "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
 // The places of a pipeline of kStages buffers, taken in turn.
 template <int kStages>
 struct Ring {

@@ -9,20 +9,20 @@ namespace hysparse::cuda::experts {
 template <int N>
 struct WgmmaRows;
 
-#define HYSPARSE_OUT_8(i)                                                                                 \
-  "+f"(d[8 * i]), "+f"(d[8 * i + 1]), "+f"(d[8 * i + 2]), "+f"(d[8 * i + 3]), "+f"(d[8 * i + 4]),         \
+#define HYSPARSE_OUT_8(i)                                                                         \
+  "+f"(d[8 * i]), "+f"(d[8 * i + 1]), "+f"(d[8 * i + 2]), "+f"(d[8 * i + 3]), "+f"(d[8 * i + 4]), \
       "+f"(d[8 * i + 5]), "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
 // a, b, p, tb, ta: numbers of the operands behind the N / 2 accumulators.
-#define HYSPARSE_WGMMA_ROWS(N, registers, outs, a, b, p, tb, ta)                                          \
-  template <>                                                                                             \
-  struct WgmmaRows<N> {                                                                                   \
-    template <int kTransB, int kTransA>                                                                   \
-    __device__ static void ss(float (&d)[N / 2], uint64_t a_desc, uint64_t b_desc, int accumulate) {      \
-      asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #p ", 0; wgmma.mma_async.sync.aligned.m64n" #N      \
-                   "k16.f32.bf16.bf16 {" registers "}, %" #a ", %" #b ", p, 1, 1, %" #ta ", %" #tb "; }"  \
-                   : outs                                                                                 \
-                   : "l"(a_desc), "l"(b_desc), "r"(accumulate), "n"(kTransB), "n"(kTransA));              \
-    }                                                                                                     \
+#define HYSPARSE_WGMMA_ROWS(N, registers, outs, a, b, p, tb, ta)                                         \
+  template <>                                                                                            \
+  struct WgmmaRows<N> {                                                                                  \
+    template <int kTransB, int kTransA>                                                                  \
+    __device__ static void ss(float (&d)[N / 2], uint64_t a_desc, uint64_t b_desc, int accumulate) {     \
+      asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #p ", 0; wgmma.mma_async.sync.aligned.m64n" #N     \
+                   "k16.f32.bf16.bf16 {" registers "}, %" #a ", %" #b ", p, 1, 1, %" #ta ", %" #tb "; }" \
+                   : outs                                                                                \
+                   : "l"(a_desc), "l"(b_desc), "r"(accumulate), "n"(kTransB), "n"(kTransA));             \
+    }                                                                                                    \
   }
 #define HYSPARSE_LIST(...) __VA_ARGS__
 #define HYSPARSE_R0 "%0, %1, %2, %3, %4, %5, %6, %7"
