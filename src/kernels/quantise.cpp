@@ -63,6 +63,12 @@ bool quantise_rows_f8(const float* src, int64_t rows, int64_t in, f8* value, flo
   return finite;
 }
 
+void widen_f8(const Weight& weight, int64_t row, float* dst) {
+  const float scale = weight.scales.as<float>()[row * weight.scales.stride[0]];
+  const f8* value = weight.value.as<f8>() + row * weight.value.stride[0];
+  for (int64_t i = 0; i < weight.value.dim(1); ++i) dst[i] = scale * static_cast<float>(value[i]);
+}
+
 void widen_row(const Weight& weight, int64_t row, double* dst) {
   const TensorView& v = weight.value;
   const int64_t at = row * v.stride[0], n = v.dim(1);

@@ -23,6 +23,9 @@ bool quantise_rows(const float* src, int64_t rows, int64_t in, int8_t* value, fl
 // most 1 / 16 of itself, or scale / 1024 where that is more.
 bool quantise_rows_f8(const float* src, int64_t rows, int64_t in, f8* value, float* scales);
 
+// Row `row` of a weight in f8 in f32.
+void widen_f8(const Weight& weight, int64_t row, float* dst);
+
 // Row `row` of a weight [out, in] in f64, whatever it is kept in (f64, f32, bf16, i8 or f8).
 void widen_row(const Weight& weight, int64_t row, double* dst);
 

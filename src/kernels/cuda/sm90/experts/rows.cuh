@@ -125,6 +125,7 @@ __device__ __forceinline__ void consume_tile(const RowsParams& p, const RowsSmem
       const float* x = acc[h] + i * 8;
       const uint32_t packed[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
                                   pack_bf16(x[6], x[7])};
+      __syncwarp();  // together, and past their reads of this half of the memory
       store_matrices_transposed(put + i % 2 * 512, packed);
       __syncwarp();
       uint4 value = *reinterpret_cast<const uint4*>(get + i % 2 * 512);
