@@ -83,6 +83,20 @@ HYSPARSE_API int hysparse_cuda_grouped_linear_pair_dx(hysparse_view dy_first, hy
  * of 64] or f8 with scales [E, out, 1], f32, to wide [E, out, in] T. */
 HYSPARSE_API int hysparse_cuda_widen_experts(hysparse_view values, hysparse_view scales, hysparse_view offset,
                                              hysparse_view wide, hysparse_stream stream);
+/* A layer's experts for few tokens (decoding): y[t] = sum over j of down_e (weights[t, j] silu(gate_e x[t])
+ * up_e x[t]), e the j-th expert of t; bf16, the matrices bf16 or f8 with scales [E, out, 1] f32.
+ * HYSPARSE_UNSUPPORTED where there are more than 128 rows, or the shapes have no vectors of 16 bytes: the
+ * operations one by one do those. */
+typedef struct {
+  hysparse_cuda_view x, y;                 /* [n, h] */
+  hysparse_cuda_view offset, source, slot; /* tables */
+  hysparse_cuda_view weights;              /* [n, k] f32, contiguous */
+  hysparse_cuda_view gate, up, down;       /* [E, f, h], [E, f, h], [E, h, f] */
+  hysparse_cuda_view gate_scales, up_scales, down_scales;
+} hysparse_cuda_expert_mlp_params;
+HYSPARSE_API size_t hysparse_cuda_expert_mlp_workspace(int64_t rows, int64_t f);
+HYSPARSE_API int hysparse_cuda_expert_mlp(const hysparse_cuda_expert_mlp_params* params, void* workspace,
+                                          size_t workspace_bytes, hysparse_stream stream);
 /* grad_e += dy_e^T x_e, grad f32 or T; gradients of experts without rows are not touched */
 HYSPARSE_API int hysparse_cuda_grouped_linear_dw(hysparse_view dy, hysparse_view x, hysparse_view offset,
                                                  hysparse_view grad, hysparse_stream stream);

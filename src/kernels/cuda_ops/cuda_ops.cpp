@@ -247,6 +247,9 @@ class CudaOps final : public Ops {
   void grouped_linear_pair_backward(Runtime& rt, const GroupedLinearPairBackward& a) const override {
     cuda_calls::grouped_linear_pair_backward(rt, a);
   }
+  void expert_mlp(Runtime& rt, const ExpertMlp& a) const override {
+    if (!cuda_calls::expert_mlp(rt, a)) Ops::expert_mlp(rt, a);
+  }
   void expert_swiglu(Runtime& rt, const ExpertSwiglu& a) const override { cuda_calls::expert_swiglu(rt, a); }
   void expert_swiglu_backward(Runtime& rt, const ExpertSwigluBackward& a) const override {
     cuda_calls::expert_swiglu_backward(rt, a);

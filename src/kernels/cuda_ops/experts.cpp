@@ -174,6 +174,33 @@ void grouped_linear_pair_backward(Runtime& rt, const GroupedLinearPairBackward& 
   grouped_linear_backward(rt, second);
 }
 
+bool expert_mlp(Runtime& rt, const ExpertMlp& a) {
+  hysparse_cuda_expert_mlp_params p{};
+  const auto put = [](std::span<const Weight> weights, TensorView Weight::*which, hysparse_cuda_view& out) {
+    if (!(weights[0].*which)) return true;
+    const std::optional<TensorView> all = all_of(weights, which);
+    if (all) out = View(*all).value();
+    return bool(all);
+  };
+  if (!put(a.gate, &Weight::value, p.gate) || !put(a.up, &Weight::value, p.up) ||
+      !put(a.down, &Weight::value, p.down) || !put(a.gate, &Weight::scales, p.gate_scales) ||
+      !put(a.up, &Weight::scales, p.up_scales) || !put(a.down, &Weight::scales, p.down_scales))
+    return false;
+  p.x = View(a.x).value();
+  p.y = View(a.y).value();
+  p.offset = View(a.tables.offset).value();
+  p.source = View(a.tables.source).value();
+  p.slot = View(a.tables.slot).value();
+  p.weights = View(a.weights).value();
+  const CudaLibrary& cuda = cuda_library();
+  const ArenaScope scope(scratch_of(rt));
+  const size_t bytes = cuda.expert_mlp_workspace(a.tables.slot.numel(), a.gate[0].value.dim(0));
+  const int code = cuda.expert_mlp(&p, workspace(rt, bytes), bytes, cuda_stream());
+  if (code == HYSPARSE_UNSUPPORTED) return false;
+  cuda.check(code, "expert_mlp");
+  return true;
+}
+
 void expert_swiglu(Runtime&, const ExpertSwiglu& a) {
   check_args(a);
   const CudaLibrary& cuda = cuda_library();

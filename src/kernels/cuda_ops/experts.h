@@ -15,6 +15,8 @@ void grouped_linear(Runtime&, const GroupedLinear&);
 void grouped_linear_backward(Runtime&, const GroupedLinearBackward&);
 void grouped_linear_pair(Runtime&, const GroupedLinearPair&);
 void grouped_linear_pair_backward(Runtime&, const GroupedLinearPairBackward&);
+// False: there is no kernel that does all of it for this shape.
+bool expert_mlp(Runtime&, const ExpertMlp&);
 void expert_swiglu(Runtime&, const ExpertSwiglu&);
 void expert_swiglu_backward(Runtime&, const ExpertSwigluBackward&);
 

@@ -28,7 +28,8 @@ namespace hysparse {
   X(recorder_create) X(record_begin) X(record_end) X(graph_launch) X(graph_destroy)                         \
   X(route) X(route_backward_workspace) X(route_backward) X(expert_tables_workspace) X(expert_tables)        \
   X(expert_gather) X(expert_sum) X(expert_swiglu) X(expert_swiglu_backward) X(grouped_linear)               \
-  X(grouped_linear_pair) X(grouped_linear_pair_dx) X(grouped_linear_dx) X(grouped_linear_dw) X(widen_experts)
+  X(grouped_linear_pair) X(grouped_linear_pair_dx) X(grouped_linear_dx) X(grouped_linear_dw) X(widen_experts) \
+  X(expert_mlp_workspace) X(expert_mlp)
 // clang-format on
 
 struct CudaLibrary {

@@ -1,4 +1,5 @@
 // Mixture of experts against the reference: the same choices, tables and products.
+#include <deque>
 #include <numeric>
 
 #include "kernels/quantise.h"
@@ -313,32 +314,71 @@ TEST_P(Experts, NarrowGradients) {
   }
 }
 
-// All of it, and the composite that keeps nothing.
+// Random values of a kind in memory of a backend: T, or 8 bits with scales.
+struct Matrices {
+  Matrices(Rng& rng, DType type, DType kind, const std::vector<int64_t>& d, double sigma)
+      : kind(kind), dims(d), wide(normals(rng, d[0] * d[1] * d[2], sigma, type)) {
+    if (kind != DType::f8) return;
+    const std::vector<float> narrow(wide.begin(), wide.end());
+    value.resize(narrow.size());
+    scales.resize(static_cast<size_t>(d[0] * d[1]));
+    EXPECT_TRUE(quantise_rows_f8(narrow.data(), d[0] * d[1], d[2], value.data(), scales.data()));
+  }
+  std::vector<Weight> in(Memory& memory, DType type, std::deque<Tensor>& keep) const {
+    const Tensor& v = keep.emplace_back(kind == DType::f8 ? kind : type,
+                                        std::initializer_list<int64_t>{dims[0], dims[1], dims[2]}, memory);
+    const Tensor& c =
+        keep.emplace_back(DType::f32, std::initializer_list<int64_t>{dims[0], dims[1], 1}, memory);
+    if (kind == DType::f8) {
+      memory.from_host(v.view().data, value.data(), v.view().bytes());
+      memory.from_host(c.view().data, scales.data(), c.view().bytes());
+    } else {
+      assign(v, wide);
+    }
+    std::vector<Weight> out;
+    for (int64_t e = 0; e < dims[0]; ++e)
+      out.push_back({.name = "w",
+                     .value = v.view().at(e),
+                     .scales = kind == DType::f8 ? c.view().at(e) : TensorView{}});
+    return out;
+  }
+  DType kind;
+  std::vector<int64_t> dims;
+  Values wide;
+  std::vector<f8> value;
+  std::vector<float> scales;
+};
+
+// All of it, nothing kept.
 TEST_P(Experts, Mlp) {
   if (!here()) return expect_refusal();
-  for (const Shape& s : kShapes) {
+  std::vector<Shape> shapes = kShapes;
+  shapes.push_back({5, 6, 2, 2080, 32});
+  for (const Shape& s : shapes) {
     if (s.in == 33 || s.experts > 1000) continue;
-    SCOPED_TRACE(::testing::Message() << s.n << " tokens, " << s.k << " of " << s.experts << " experts, "
-                                      << s.in << " -> " << s.out);
-    Bench b(GetParam(), 43);
-    const Tables t(b, s);
-    const double small = 1 / std::sqrt(double(s.in)), down_small = 1 / std::sqrt(double(s.out));
-    const Pair& x = b.in({s.n, s.in});
-    const Pair& weights = b.in_acc({s.n, s.k});
-    const Pair& gate = b.in({s.experts, s.out, s.in}, small);
-    const Pair& up = b.in({s.experts, s.out, s.in}, small);
-    const Pair& down = b.in({s.experts, s.in, s.out}, down_small);
-    const Pair& y = b.out({s.n, s.in});
-    b.run([&](int i, Runtime& rt) {
-      std::vector<Weight> g, u, d;
-      for (int64_t e = 0; e < s.experts; ++e) {
-        g.push_back({.name = "g", .value = gate[i].at(e)});
-        u.push_back({.name = "u", .value = up[i].at(e)});
-        d.push_back({.name = "d", .value = down[i].at(e)});
-      }
-      rt.ops.expert_mlp(rt, {x[i], t.view(i), weights[i], g, u, d, y[i]});
-    });
-    EXPECT_TRUE(b.close("y", y, Values(size_t(s.n * s.in), double(s.k) * (4 * epsilon(b.t()) + 1e-5)), 1, 1));
+    for (const DType kind : {GetParam().dtype, DType::f8}) {
+      SCOPED_TRACE(::testing::Message() << s.n << " tokens, " << s.k << " of " << s.experts << " experts, "
+                                        << s.in << " -> " << s.out << ' ' << name_of(kind));
+      Bench b(GetParam(), 43);
+      const Tables t(b, s);
+      const double small = 1 / std::sqrt(double(s.in)), down_small = 1 / std::sqrt(double(s.out));
+      const Pair& x = b.in({s.n, s.in});
+      const Pair& weights = b.in_acc({s.n, s.k});
+      const Pair& y = b.out({s.n, s.in});
+      const Matrices gate(b.rng(), b.t(), kind, {s.experts, s.out, s.in}, small),
+          up(b.rng(), b.t(), kind, {s.experts, s.out, s.in}, small),
+          down(b.rng(), b.t(), kind, {s.experts, s.in, s.out}, down_small);
+      b.run([&](int i, Runtime& rt) {
+        std::deque<Tensor> keep;
+        const DType type = x[i].dtype;
+        const auto g = gate.in(rt.memory, type, keep), u = up.in(rt.memory, type, keep),
+                   d = down.in(rt.memory, type, keep);
+        rt.ops.expert_mlp(rt, {x[i], t.view(i), weights[i], g, u, d, y[i]});
+        rt.memory.synchronize();
+      });
+      EXPECT_TRUE(
+          b.close("y", y, Values(size_t(s.n * s.in), double(s.k) * (4 * epsilon(b.t()) + 1e-5)), 1, 1));
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 // Products over groups of few rows (decoding): y[r, out] = W_e x[r], a warp an output column of one expert.
 #include "kernels/cuda/sm80/elem/launch.h"
+#include "kernels/cuda/sm80/experts/find.cuh"
 #include "kernels/cuda/sm80/experts/grouped.h"
 
 namespace hysparse::cuda::experts {
@@ -7,21 +8,6 @@ namespace {
 
 constexpr int kWarps = 8, kVector = 8, kUnroll = 4, kRows = 4;
 constexpr int64_t kMostRows = 64;  // beyond, tiles on the tensor cores read no more and are as fast
-constexpr unsigned kAll = 0xffffffffu;
-
-// The expert of `row`: the last whose rows begin at or before it. 32 places are looked at together.
-__device__ int expert_of(const int32_t* offset, int experts, int row) {
-  const int lane = threadIdx.x % 32;
-  int low = 0, count = experts;
-  while (count > 1) {
-    const int step = (count + 31) / 32, at = low + lane * step;
-    const unsigned past = __ballot_sync(kAll, at < low + count && offset[at] <= row);
-    const int last = 31 - __clz(past | 1);
-    count = min(step, low + count - (low + last * step));
-    low += last * step;
-  }
-  return low;
-}
 
 template <int kCount>
 __device__ void column(const Product& p, const __nv_bfloat16* w, int row, int out) {
