@@ -11,7 +11,8 @@ namespace hysparse::cuda::experts {
 namespace {
 
 using bf16 = __nv_bfloat16;
-constexpr int kWarps = 8, kRows = 4, kMostRows = 128, kMostActive = 32;
+constexpr int kWarps = 8, kRows = 4, kMostActive = 32;
+constexpr int kMostRows = 64, kMostRowsF8 = 128;  // beyond, grouped products are faster
 
 // 16 bytes of a matrix: products with as many elements of x.
 template <class W>
@@ -191,7 +192,8 @@ bool takes(const hysparse_cuda_expert_mlp_params& p) {
   for (const View* v : {&p.gate_scales, &p.up_scales, &p.down_scales})
     if ((v->data != nullptr) != f8) return false;
   return p.x.dtype == HYSPARSE_DTYPE_BF16 && p.y.dtype == HYSPARSE_DTYPE_BF16 && aligned(p.x, 8) &&
-         p.slot.shape[1] <= kMostActive && p.slot.shape[0] * p.slot.shape[1] <= kMostRows &&
+         p.slot.shape[1] <= kMostActive &&
+         p.slot.shape[0] * p.slot.shape[1] <= (f8 ? kMostRowsF8 : kMostRows) &&
          p.gate.shape[1] <= INT32_MAX / 2 && p.gate.shape[2] <= INT32_MAX / 2 && p.gate.shape[1] % count == 0;
 }
 

@@ -7,7 +7,7 @@ namespace hysparse::cuda::experts {
 namespace {
 
 constexpr int kWarps = 8, kVector = 8, kUnroll = 4, kRows = 4;
-constexpr int64_t kMostRows = 64;  // beyond, tiles on the tensor cores read no more and are as fast
+constexpr int64_t kMostRows = 16;  // beyond, tiles on the tensor cores are faster
 
 template <int kCount>
 __device__ void column(const Product& p, const __nv_bfloat16* w, int row, int out) {

@@ -33,52 +33,66 @@ __device__ Place first_of_warp(Place p) {
   return p;
 }
 
-// kCached: ranks a lane keeps (E <= 32 kCached); 0: they are made again in every round.
-template <int kCached>
+// Any E and k: ranks are made again in every round.
 __device__ void choose(const float* logits, const float* bias, int experts, int k, int32_t* chosen) {
   const int lane = threadIdx.x % 32;
-  float kept[kCached > 0 ? kCached : 1];
-  if constexpr (kCached > 0) {
-#pragma unroll
-    for (int i = 0; i < kCached; ++i) {
-      const int e = i * 32 + lane;
-      kept[i] = e < experts ? rank_of(logits[e], bias[e]) : 0.0f;
-    }
-  }
   Place last{INFINITY, -1};
   for (int round = 0; round < k; ++round) {
     Place best{-INFINITY, experts};
-    const auto look = [&](int e, float rank) {
-      const Place p{rank, e};
-      if (e < experts && before(last, p) && before(p, best)) best = p;
-    };
-    if constexpr (kCached > 0) {
-#pragma unroll
-      for (int i = 0; i < kCached; ++i) look(i * 32 + lane, kept[i]);
-    } else {
-      for (int e = lane; e < experts; e += 32) look(e, rank_of(logits[e], bias[e]));
+    for (int e = lane; e < experts; e += 32) {
+      const Place p{rank_of(logits[e], bias[e]), e};
+      if (before(last, p) && before(p, best)) best = p;
     }
     last = first_of_warp(best);
   }
   // The chosen are those up to `last`; in ascending order.
   int count = 0;
-  const auto emit = [&](int e, float rank) {
-    const Place p{rank, e};
-    const bool mine = e < experts && !before(last, p);
+  for (int first = 0; first < experts; first += 32) {
+    const int e = first + lane;
+    const bool mine = e < experts && !before(last, {rank_of(logits[e], bias[e]), e});
     const unsigned all = __ballot_sync(kAll, mine);
     const int at = count + __popc(all & ((1u << lane) - 1));
     if (mine && at < k) chosen[at] = e;
     count += __popc(all);
-  };
-  if constexpr (kCached > 0) {
+  }
+  __syncwarp();
+}
+
+// The order of floats as one of integers; no number is 0.
+__device__ uint32_t ordered(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f);  // -0 is 0
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// The same for k <= 32 of E <= 32 kCached: a round takes the warp's largest and strikes it out.
+template <int kCached>
+__device__ void choose_few(const float* logits, const float* bias, int experts, int k, int32_t* chosen) {
+  const int lane = threadIdx.x % 32;
+  uint32_t key[kCached], best = 0;
+  int at = 0;  // i of this lane's best, the lower one of equals
 #pragma unroll
-    for (int i = 0; i < kCached; ++i) emit(i * 32 + lane, kept[i]);
-  } else {
-    for (int first = 0; first < experts; first += 32) {
-      const int e = first + lane;
-      emit(e, e < experts ? rank_of(logits[e], bias[e]) : 0.0f);
+  for (int i = 0; i < kCached; ++i) {
+    const int e = i * 32 + lane;
+    key[i] = e < experts ? ordered(rank_of(logits[e], bias[e])) : 0;
+    if (key[i] > best) best = key[i], at = i;
+  }
+  int mine = INT32_MAX;
+  for (int round = 0; round < k; ++round) {
+    const uint32_t most = __reduce_max_sync(kAll, best);
+    const int expert = __reduce_min_sync(kAll, best == most ? at * 32 + lane : INT32_MAX);
+    if (lane == round) mine = expert;
+    if (expert % 32 == lane) {
+      best = 0;
+#pragma unroll
+      for (int i = 0; i < kCached; ++i) {
+        if (i == expert / 32) key[i] = 0;
+        if (key[i] > best) best = key[i], at = i;
+      }
     }
   }
+  int place = 0;
+  for (int j = 0; j < k; ++j) place += __shfl_sync(kAll, mine, j) < mine;
+  if (lane < k) chosen[place] = mine;
   __syncwarp();
 }
 
@@ -91,7 +105,12 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int e_count = int(logits.shape[1]), k = int(weights.shape[1]), lane = threadIdx.x % 32;
   const float* x = row_at<float>(logits, t);
   int32_t* chosen = experts + t * k;
-  if (!pinned) choose<kCached>(x, bias, e_count, k, chosen);
+  if (!pinned) {
+    if constexpr (kCached > 0)
+      choose_few<kCached>(x, bias, e_count, k, chosen);
+    else
+      choose(x, bias, e_count, k, chosen);
+  }
   float* out = row_at<float>(weights, t);
   float sum = 0;
   for (int j = lane; j < k; j += 32) {
@@ -222,7 +241,9 @@ int hysparse_cuda_route(hysparse_view logits, hysparse_view bias, int32_t normal
                                              float(scale), pinned != 0, static_cast<int32_t*>(experts->data),
                                              *weights);
   };
-  if (e <= 64)
+  if (k > 32)
+    launch(route_kernel<0>);
+  else if (e <= 64)
     launch(route_kernel<2>);
   else if (e <= 256)
     launch(route_kernel<8>);

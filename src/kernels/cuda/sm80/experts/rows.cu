@@ -7,15 +7,28 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// y[row] = x[source[row] / k]
-template <class T, int kV>
-__global__ void gather_kernel(View x, const int32_t* source, int k, View y) {
-  const int64_t width = y.shape[1] / kV, total = y.shape[0] * width;
-  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < total;
-       i += int64_t(gridDim.x) * kThreads) {
-    const int64_t row = short_ratio(i, int(width), total), c = (i - row * width) * kV;
-    store_vector(static_cast<T*>(y.data) + row * y.stride[0] + c,
-                 load_vector<kV>(static_cast<const T*>(x.data) + int64_t(source[row] / k) * x.stride[0] + c));
+// y[row] = x[source[row] / k]; kUnroll pieces a thread, under way together.
+template <class T, int kV, int kUnroll>
+__global__ void __launch_bounds__(kThreads) gather_kernel(View x, const int32_t* source, int k, View y) {
+  const int64_t width = y.shape[1] / kV, total = y.shape[0] * width,
+                first = blockIdx.x * int64_t(kThreads * kUnroll) + threadIdx.x;
+  int64_t row[kUnroll];
+  const T* from[kUnroll];
+  Vector<T, kV> piece[kUnroll];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const int64_t i = min(first + u * kThreads, total - 1);
+    row[u] = short_ratio(i, int(width), total);
+    from[u] =
+        static_cast<const T*>(x.data) + int64_t(source[row[u]] / k) * x.stride[0] + (i - row[u] * width) * kV;
+  }
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) piece[u] = load_vector<kV>(from[u]);
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const int64_t i = first + u * kThreads;
+    if (i < total)
+      store_vector(static_cast<T*>(y.data) + row[u] * y.stride[0] + (i - row[u] * width) * kV, piece[u]);
   }
 }
 
@@ -131,9 +144,9 @@ int hysparse_cuda_expert_gather(hysparse_view x, hysparse_view source, int64_t k
   return over_rows(
       op,
       [&](auto t, auto width) {
-        constexpr int kV = decltype(width)::value;
-        gather_kernel<decltype(t), kV>
-            <<<grid_for(y->shape[0] * y->shape[1] / kV, kThreads), kThreads, 0, stream>>>(
+        constexpr int kV = decltype(width)::value, kUnroll = 4;
+        gather_kernel<decltype(t), kV, kUnroll>
+            <<<unsigned(ceil_div(y->shape[0] * y->shape[1] / kV, kThreads * kUnroll)), kThreads, 0, stream>>>(
                 *x, static_cast<const int32_t*>(source->data), int(k), *y);
       },
       *x, *y);

@@ -18,8 +18,9 @@ inline constexpr int kDepth = 64;          // of the sum that a stage holds: 128
 struct Rows {
   static constexpr int kM = 256, kN = 160, kBox = 32, kStages = 4;
   static constexpr int kWeightBytes = kM * 128, kRowBytes = kN * 128, kStageBytes = kWeightBytes + kRowBytes;
-  static constexpr int kScratch = kStages * kStageBytes;  // 1 KiB a consumer warp
-  static constexpr int kFirst = kScratch + 8 * 1024;      // tiles before each expert
+  static constexpr int kScratch = kStages * kStageBytes;  // 2 x 8 rows of a warpgroup's 128 columns, each
+  static constexpr int kScratchPitch = 128 * 2 + 16;      // against bank conflicts
+  static constexpr int kFirst = kScratch + 2 * 2 * 8 * kScratchPitch;  // tiles before each expert
   static constexpr int kBarriers = kFirst + (kMostExperts + 2) * 4;
   static constexpr int kBytes = kBarriers + 2 * kStages * 8 + 1024;  // + alignment of the stages
 };
@@ -43,7 +44,9 @@ struct Gradient {
   static constexpr int kChunk = kDepth * 128;  // bytes of 64 rows and columns
   static constexpr int kABytes = kM / 64 * kChunk, kBBytes = kN / 64 * kChunk,
                        kStageBytes = kABytes + kBBytes;
-  static constexpr int kFirst = kStages * kStageBytes;
+  static constexpr int kScratch = kStages * kStageBytes;  // 8 rows of 64 f32 a consumer warp
+  static constexpr int kScratchPitch = 64 + 8;            // f32; against bank conflicts
+  static constexpr int kFirst = kScratch + 8 * 8 * kScratchPitch * 4;
   static constexpr int kBarriers = kFirst + (kMostExperts + 2) * 4;
   static constexpr int kBytes = kBarriers + 2 * kStages * 8 + 1024;
 };

@@ -112,8 +112,8 @@ bool fast_product(Kind kind, const Product& p, const Product* second, cudaStream
 bool fast_gradient(const WeightGradient& p, cudaStream_t stream, int& code) {
   const bool narrow = p.grad.dtype == HYSPARSE_DTYPE_BF16;
   if (!suits(p.dy) || !suits(p.x) || p.grad.shape[0] > kMostExperts ||
-      (!narrow && p.grad.dtype != HYSPARSE_DTYPE_F32) || reinterpret_cast<uintptr_t>(p.grad.data) % 8 != 0 ||
-      p.grad.stride[0] % 2 != 0 || p.grad.stride[1] % 2 != 0)
+      (!narrow && p.grad.dtype != HYSPARSE_DTYPE_F32) || reinterpret_cast<uintptr_t>(p.grad.data) % 16 != 0 ||
+      p.grad.stride[0] % 8 != 0 || p.grad.stride[1] % 8 != 0)
     return false;
   return narrow ? run_gradient<__nv_bfloat16>(p, stream, code) : run_gradient<float>(p, stream, code);
 }

@@ -108,29 +108,26 @@ __device__ __forceinline__ void consume_tile(const RowsParams& p, const RowsSmem
   wgmma_fence_operand(acc[1]);
   if (lane == 0) mbarrier_arrive(&s.empty[before]);
 
-  // 16 columns of 16 rows at a time through the warp's own shared memory: rows of 32 bytes, the halves of
-  // every other four rows exchanged against bank conflicts.
-  uint8_t* scratch = s.scratch + (wg * 4 + warp) * 1024;
-  const int put_row = lane / 16 * 8 + lane % 8, put_half = lane / 8 % 2;
-  const uint32_t put = smem_address(scratch) + put_row * 32 + (put_half ^ (put_row / 4 % 2)) * 16;
-  const int row = lane / 2, half = lane % 2;
-  __nv_bfloat16* out = p.c[t.output];
+  // 8 rows of c at a time through the warpgroup's shared memory, so that a row's 128 columns are stored as
+  // whole lines; two buffers in turn: whoever writes one has passed the barrier behind which all had read it.
+  constexpr int kPitch = Rows::kScratchPitch;
+  uint8_t* scratch = s.scratch + wg * (2 * 8 * kPitch);
+  const uint32_t put =
+      smem_address(scratch) + lane % 8 * kPitch + (lane / 16 * 64 + warp * 16 + lane / 8 % 2 * 8) * 2;
+  const int row = threadIdx.x % 128 / 16, unit = threadIdx.x % 16, m = t.m0 + wg * 128 + unit * 8;
+  const uint8_t* get = scratch + row * kPitch + unit * 16;
   const int64_t stride = p.c_stride[t.output];
-  const uint8_t* get = scratch + row * 32 + (half ^ (row / 4 % 2)) * 16;
+  __nv_bfloat16* out = p.c[t.output] + int64_t(t.row + row) * stride + m;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int m = t.m0 + wg * 128 + h * 64 + warp * 16 + half * 8;
-#pragma unroll
-    for (int i = 0; i < N / 16; ++i) {
-      const float* x = acc[h] + i * 8;
-      const uint32_t packed[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
-                                  pack_bf16(x[6], x[7])};
-      __syncwarp();  // together, and past their reads of this half of the memory
-      store_matrices_transposed(put + i % 2 * 512, packed);
-      __syncwarp();
-      uint4 value = *reinterpret_cast<const uint4*>(get + i % 2 * 512);
-      if (i * 16 + row >= t.rows || m >= p.m) continue;
-      uint4* c = reinterpret_cast<uint4*>(out + int64_t(t.row + i * 16 + row) * stride + m);
+  for (int i = 0; i < N / 8; ++i) {
+    const uint32_t packed[4] = {
+        pack_bf16(acc[0][i * 4], acc[0][i * 4 + 1]), pack_bf16(acc[0][i * 4 + 2], acc[0][i * 4 + 3]),
+        pack_bf16(acc[1][i * 4], acc[1][i * 4 + 1]), pack_bf16(acc[1][i * 4 + 2], acc[1][i * 4 + 3])};
+    store_matrices_transposed(put + i % 2 * (8 * kPitch), packed);
+    named_barrier_sync(2 + wg, 128);
+    uint4 value = *reinterpret_cast<const uint4*>(get + i % 2 * (8 * kPitch));
+    if (i * 8 + row < t.rows && m < p.m) {
+      uint4* c = reinterpret_cast<uint4*>(out + int64_t(i * 8) * stride);
       if (p.accumulate) {
         const uint4 old = *c;
         auto* y = reinterpret_cast<__nv_bfloat162*>(&value);
@@ -143,8 +140,9 @@ __device__ __forceinline__ void consume_tile(const RowsParams& p, const RowsSmem
       }
       *c = value;
     }
+    __syncwarp();
   }
-  __syncwarp();
+  named_barrier_sync(2 + wg, 128);
 }
 
 template <bool kTransposed>

@@ -15,6 +15,11 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t smem, const u
                : "memory");
 }
 
+// Asks that `bytes` (a multiple of 16, as the address) come to the L2.
+__device__ __forceinline__ void prefetch_l2(const void* p, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
+
 // The places of a pipeline of kStages buffers, taken in turn.
 template <int kStages>
 struct Ring {
