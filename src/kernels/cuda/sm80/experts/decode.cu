@@ -4,6 +4,7 @@
 #include <cuda_fp8.h>
 
 #include "hysparse/cuda_experts.h"
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/sm80/elem/launch.h"
 #include "kernels/cuda/sm80/experts/find.cuh"
 
@@ -122,6 +123,7 @@ __device__ void hidden_column(const Params& a, int e, int row, int c) {
 // blockIdx.y: a row; the CTAs of every fourth row of an expert do that row and the three behind it.
 template <class W>
 __global__ void __launch_bounds__(kWarps * 32) hidden_kernel(const __grid_constant__ Params a) {
+  wait_for_launcher();  // it fills the GPU: what follows starts at its end
   const auto* offset = static_cast<const int32_t*>(a.p.offset.data);
   const int row = int(blockIdx.y), e = expert_of(offset, a.experts, row), begin = offset[e],
             end = offset[e + 1];
@@ -146,6 +148,7 @@ template <class W>
 __global__ void __launch_bounds__(kWarps * 32) down_kernel(const __grid_constant__ Params a) {
   constexpr int kEach = Run<W>::kCount, kUnroll = 4;
   __shared__ int32_t slots[kMostActive], experts[kMostActive];
+  wait_for_launcher();
   const int t = int(blockIdx.y), c = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32,
             lane = threadIdx.x % 32;
   if (int(threadIdx.x) < a.k) {
@@ -198,9 +201,13 @@ bool takes(const hysparse_cuda_expert_mlp_params& p) {
 }
 
 template <class W>
-void launch(const Params& a, int64_t rows, int64_t n, cudaStream_t stream) {
-  hidden_kernel<W><<<dim3(unsigned(ceil_div(a.f, kWarps)), unsigned(rows)), kWarps * 32, 0, stream>>>(a);
-  down_kernel<W><<<dim3(unsigned(ceil_div(a.hidden, kWarps)), unsigned(n)), kWarps * 32, 0, stream>>>(a);
+int launch(const Params& a, int64_t rows, int64_t n, cudaStream_t stream) {
+  cudaError_t e = launch_overlapped<hidden_kernel<W>>(dim3(unsigned(ceil_div(a.f, kWarps)), unsigned(rows)),
+                                                      kWarps * 32, stream, {}, a);
+  if (e == cudaSuccess)
+    e = launch_overlapped<down_kernel<W>>(dim3(unsigned(ceil_div(a.hidden, kWarps)), unsigned(n)),
+                                          kWarps * 32, stream, {}, a);
+  return check_cuda(e, "expert_mlp");
 }
 
 size_t hidden_bytes(int64_t rows, int64_t f) {
@@ -239,11 +246,8 @@ int hysparse_cuda_expert_mlp(const hysparse_cuda_expert_mlp_params* p, void* wor
            int(k),
            int(p->gate.shape[0])};
   a.expert = reinterpret_cast<int32_t*>(static_cast<char*>(workspace) + hidden_bytes(n * k, f));
-  if (p->gate.dtype == HYSPARSE_DTYPE_F8)
-    launch<__nv_fp8_e4m3>(a, n * k, n, stream);
-  else
-    launch<__nv_bfloat16>(a, n * k, n, stream);
-  return launched(op);
+  return p->gate.dtype == HYSPARSE_DTYPE_F8 ? launch<__nv_fp8_e4m3>(a, n * k, n, stream)
+                                            : launch<__nv_bfloat16>(a, n * k, n, stream);
 }
 
 }  // extern "C"

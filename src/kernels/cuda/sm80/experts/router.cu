@@ -1,5 +1,6 @@
 // The router of a mixture of experts: a warp a token, an expert every 32nd lane.
 #include "hysparse/cuda_experts.h"
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/sm80/elem/launch.h"
 
 namespace hysparse::cuda {
@@ -100,6 +101,7 @@ template <int kCached>
 __global__ void __launch_bounds__(kWarps * 32)
     route_kernel(View logits, const float* bias, bool normalise, float scale, bool pinned, int32_t* experts,
                  View weights) {
+  join_stream();
   const int64_t t = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
   if (t >= logits.shape[0]) return;
   const int e_count = int(logits.shape[1]), k = int(weights.shape[1]), lane = threadIdx.x % 32;
@@ -235,23 +237,18 @@ int hysparse_cuda_route(hysparse_view logits, hysparse_view bias, int32_t normal
   if (k < 1 || k > e || e > INT32_MAX / 2 || experts->shape[0] != n || experts->shape[1] != k)
     return refuse(op, "shapes do not fit");
   if (n == 0) return HYSPARSE_OK;
-  const unsigned grid = unsigned(ceil_div(n, kWarps));
-  const auto launch = [&](auto kernel) {
-    kernel<<<grid, kWarps * 32, 0, stream>>>(*logits, static_cast<const float*>(bias->data), normalise != 0,
-                                             float(scale), pinned != 0, static_cast<int32_t*>(experts->data),
-                                             *weights);
+  const auto launch = [&](auto cached) {
+    constexpr int kCached = decltype(cached)::value;
+    return check_cuda(launch_overlapped<route_kernel<kCached>>(
+                          unsigned(ceil_div(n, kWarps)), kWarps * 32, stream, {}, *logits,
+                          static_cast<const float*>(bias->data), normalise != 0, float(scale), pinned != 0,
+                          static_cast<int32_t*>(experts->data), *weights),
+                      op);
   };
-  if (k > 32)
-    launch(route_kernel<0>);
-  else if (e <= 64)
-    launch(route_kernel<2>);
-  else if (e <= 256)
-    launch(route_kernel<8>);
-  else if (e <= 512)
-    launch(route_kernel<16>);
-  else
-    launch(route_kernel<0>);
-  return launched(op);
+  if (k > 32 || e > 512) return launch(std::integral_constant<int, 0>{});
+  if (e <= 64) return launch(std::integral_constant<int, 2>{});
+  if (e <= 256) return launch(std::integral_constant<int, 8>{});
+  return launch(std::integral_constant<int, 16>{});
 }
 
 size_t hysparse_cuda_route_backward_workspace(int64_t sequences, int64_t experts) {

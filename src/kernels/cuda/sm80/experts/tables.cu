@@ -2,6 +2,7 @@
 #include <cub/cub.cuh>
 
 #include "hysparse/cuda_experts.h"
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/sm80/elem/launch.h"
 
 namespace hysparse::cuda {
@@ -18,6 +19,7 @@ struct Tables {
 // Few assignments (decoding): each finds its place by counting those before it.
 __global__ void __launch_bounds__(kFew) few_kernel(const int32_t* chosen, int rows, int experts, Tables out) {
   __shared__ int32_t key[kFew], sorted[kFew];
+  join_stream();
   const int i = threadIdx.x;
   if (i < rows) key[i] = chosen[i];
   __syncthreads();
@@ -118,7 +120,9 @@ int hysparse_cuda_expert_tables(hysparse_view experts, hysparse_view labels, hys
   const Tables out{static_cast<int32_t*>(offset->data), static_cast<int32_t*>(source->data),
                    static_cast<int32_t*>(slot->data)};
   if (rows <= kFew) {
-    few_kernel<<<1, kFew, 0, stream>>>(chosen, int(rows), int(e), out);
+    const cudaError_t code =
+        launch_overlapped<few_kernel>(1, kFew, stream, {}, chosen, int(rows), int(e), out);
+    if (int failed = check_cuda(code, op)) return failed;
   } else {
     const SortMemory m = sort_memory(rows, e);
     if (!workspace || workspace_bytes < m.total) return refuse(op, "the workspace is too small");
