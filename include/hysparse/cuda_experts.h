@@ -85,8 +85,8 @@ HYSPARSE_API int hysparse_cuda_widen_experts(hysparse_view values, hysparse_view
                                              hysparse_view wide, hysparse_stream stream);
 /* A layer's experts for few tokens (decoding): y[t] = sum over j of down_e (weights[t, j] silu(gate_e x[t])
  * up_e x[t]), e the j-th expert of t; bf16, the matrices bf16 or f8 with scales [E, out, 1] f32.
- * HYSPARSE_UNSUPPORTED where there are more than 64 rows (f8: 128), or the shapes have no vectors of 16 bytes: the
- * operations one by one do those. */
+ * HYSPARSE_UNSUPPORTED where there are more than 64 rows (f8: 128), or the shapes have no vectors of 16
+ * bytes: the operations one by one do those. */
 typedef struct {
   hysparse_cuda_view x, y;                 /* [n, h] */
   hysparse_cuda_view offset, source, slot; /* tables */
