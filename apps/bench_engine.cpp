@@ -53,7 +53,7 @@ void bench_engine(Runtime& rt, const BenchModel& m, const BenchSettings& setting
   const LayerPlan plan = build_layer_plan(config);
   Weights weights(config, plan, WeightOptions{.compute = settings.compute, .format = settings.weights},
                   rt.memory);
-  weights.init_random(config, plan, 1, &rt.pool);
+  weights.init_random(config, plan, 1, &rt.pool, settings.weights == WeightFormat::fp8 ? 16 : 0);
   weights.pack(rt);
   Model model(config, weights);
   ModelStep step(model);

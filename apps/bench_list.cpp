@@ -23,6 +23,10 @@ void on_gpu(const ModelConfig& c, bool bf16, int capability) {
                          "decode", "decode_sparse_layer"})
     std::printf("  %-28s%s\n", op, cuda.kernel_name(op, &shape, capability));
   std::printf("  %-28s%s\n", "products", "cuBLASLt; up to 4 rows of bf16: own kernel");
+  if (c.n_routed_experts > 0)
+    std::printf(
+        "  %-28s%s\n", "experts",
+        bf16 ? "grouped products, on Hopper by wgmma; up to 64 rows (fp8: 128): own kernels" : "plain");
 }
 
 }  // namespace

@@ -107,7 +107,9 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   const LayerPlan plan = build_layer_plan(config);
   Weights weights(config, plan, WeightOptions{.compute = settings.compute, .format = settings.weights},
                   rt.memory);
-  weights.init_random(config, plan, 1, &rt.pool);
+  // The experts of a model that only 8 bits fit are too many to draw one by one.
+  const int64_t distinct = settings.weights == WeightFormat::fp8 ? 16 : 0;
+  weights.init_random(config, plan, 1, &rt.pool, distinct);
   weights.pack(rt);
   Model model(config, weights);
   SessionOptions options;
@@ -117,7 +119,9 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   auto session = std::make_unique<Session>(rt, model, options);
   const std::vector<int32_t> prompt = random_tokens(settings.context, config.vocab_size, 7);
   auto shape = shape_of(m, weights.parameters());
-  if (settings.weights == WeightFormat::int8) shape.emplace_back("weights", "int8");
+  if (settings.weights != WeightFormat::compute)
+    shape.emplace_back("weights", settings.weights == WeightFormat::int8 ? "int8" : "fp8");
+  if (distinct > 0) shape.emplace_back("distinct_experts", std::to_string(distinct));
   shape.emplace_back("context", std::to_string(settings.context));
 
   std::vector<double> rates;

@@ -60,6 +60,8 @@ class TimedOps : public Ops {
   HYSPARSE_TIMED(grouped_linear_backward, GroupedLinearBackward, "experts, products backward")
   HYSPARSE_TIMED(expert_swiglu, ExpertSwiglu, "swiglu")
   HYSPARSE_TIMED(expert_swiglu_backward, ExpertSwigluBackward, "swiglu")
+  HYSPARSE_TIMED(grouped_linear_pair, GroupedLinearPair, "experts, products forward")
+  HYSPARSE_TIMED(grouped_linear_pair_backward, GroupedLinearPairBackward, "experts, products backward")
   HYSPARSE_TIMED(cross_entropy, CrossEntropy, "head and loss")
   HYSPARSE_TIMED(adamw, AdamW, "AdamW, norm of the gradient")
   HYSPARSE_TIMED(sum_squares, SumSquares, "AdamW, norm of the gradient")

@@ -44,8 +44,8 @@ void add_weights_flag(CLI::App& command, std::string& format) {
   command
       .add_option(
           "--weights", format,
-          "what matrices are kept in: dtype (as --dtype), or int8: half the memory of bf16 and faster text, "
-          "a little less exact")
+          "what matrices are kept in: dtype (as --dtype); int8: half the memory of bf16 and faster text, "
+          "a little less exact (CPU); fp8: the experts of a mixture in 8 bits (CPU and GPU)")
       ->capture_default_str();
 }
 

@@ -29,6 +29,7 @@ if [ "${1:-}" != --no-bench ]; then
   python3 bench/gpu/bench_sparse.py "$results/sparse_forward.json"
   python3 bench/gpu/bench_decode.py "$results/decode.json"
   python3 bench/gpu/bench_sparse_layer.py "$results/sparse_layer.json"
+  python3 bench/gpu/bench_experts.py "$results/experts.json"
 fi
 
 # The operations of ops.h, held to the float64 reference as the CPU's are, then the C ABI's kernels from Python.

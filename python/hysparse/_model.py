@@ -70,7 +70,7 @@ class Model(Handle):
 
         ``dtype``: of the computation, "f32", "bf16" or "f64" (the slow reference). ``threads``: 0 for all CPUs this
         process may use; their number never changes a result. ``weights``: what matrices are kept in, "dtype" (as the
-        computation) or "int8" (a quarter of f32's memory and faster text, a little less exact). What deserves a word goes to the logger "hysparse".
+        computation), "int8" (a quarter of f32's memory and faster text, a little less exact) or "fp8" (the experts of a mixture alone). What deserves a word goes to the logger "hysparse".
         """
         where = arguments.path(dir, "dir")
         logger = logging.getLogger("hysparse")

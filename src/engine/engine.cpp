@@ -19,9 +19,16 @@ int64_t workspace_of(const ModelConfig& c, DType compute, const Ops& ops, int64_
   const auto a = static_cast<int64_t>(size_of(accumulation_dtype(compute)));
   const int64_t heads =
       c.num_attention_heads * (2 * c.d() + 2 * c.dv() + 2) + 2 * c.kv_heads() * (c.d() + c.dv());
-  const int64_t width = std::max(c.intermediate_size, c.moe_intermediate_size * c.num_experts_per_tok);
-  const int64_t a_token = (6 * c.hidden_size + 3 * width + heads) * t + c.kv_heads() * c.entries() * 4;
-  return tokens * a_token + rows * c.vocab_size * a + ops.chunk_bytes();
+  const int64_t f = c.moe_intermediate_size, active = c.num_experts_per_tok;
+  const int64_t width = std::max(c.intermediate_size, c.dense_width(true));
+  // Rows to the experts and back, their MLP, the router's logits.
+  const int64_t experts = active * (c.hidden_size + 2 * f) * t + c.n_routed_experts * a;
+  const int64_t a_token =
+      (6 * c.hidden_size + 3 * width + heads) * t + c.kv_heads() * c.entries() * 4 + experts;
+  // On a device a layer's experts that are kept in 8 bits become the products' type, a matrix at a time.
+  const bool device = ops.memory().device() != DeviceKind::cpu;
+  const int64_t widened = device ? c.n_routed_experts * f * c.hidden_size * t : 0;
+  return tokens * a_token + rows * c.vocab_size * a + ops.chunk_bytes() + widened;
 }
 
 EngineOptions checked(EngineOptions o, const ModelConfig& config, const Memory& memory) {

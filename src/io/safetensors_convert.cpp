@@ -125,6 +125,8 @@ std::string_view stored_name(DType dtype) {
       return "I8";
     case DType::u8:
       return "U8";
+    case DType::f8:
+      return "F8_E4M3";
   }
   return "?";
 }

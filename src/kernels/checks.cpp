@@ -167,11 +167,13 @@ int64_t blocks_of(int64_t length, int64_t block) {
   return (length + block - 1) / block;
 }
 
-// A matrix of T, or i8 with its scales.
-void want_matrix(const char* op, const Weight& w, DType t, int64_t in) {
+// A matrix of T, or i8 with its scales; or f8 with its, where `f8` says so.
+void want_matrix(const char* op, const Weight& w, DType t, int64_t in, bool f8 = false) {
   if (!w.scales) return want(op, "weight", w.value, t, {kAny, in});
-  want(op, "weight", w.value, DType::i8, {kAny, in});
-  want(op, "weight.scales", w.scales, DType::f32, {w.value.dim(0), quant_groups(w.value.dim(1))});
+  f8 = f8 && w.value.dtype == DType::f8;
+  want(op, "weight", w.value, f8 ? DType::f8 : DType::i8, {kAny, in});
+  want(op, "weight.scales", w.scales, DType::f32,
+       {w.value.dim(0), f8 ? int64_t(1) : quant_groups(w.value.dim(1))});
   want_contiguous(op, "weight", w.value);
   want_contiguous(op, "weight.scales", w.scales);
 }
@@ -524,10 +526,10 @@ void check_group(const char* op, DType t, const TensorView& x, const TensorView&
   HYSPARSE_CHECK(std::ssize(weights) == tables.experts(), "{}: {} weights for {} experts", op, weights.size(),
                  tables.experts());
   const TensorView& first = weights[0].value;
-  want(op, "weights[0]", first, weights[0].scales ? DType::i8 : t, {kAny, kAny});
+  want(op, "weights[0]", first, weights[0].scales ? first.dtype : t, {kAny, kAny});
   for (const Weight& w : weights) {
     want(op, w.name.c_str(), w.value, first.dtype, {first.dim(0), first.dim(1)});
-    if (weights[0].scales) want_matrix(op, w, t, first.dim(1));
+    if (weights[0].scales) want_matrix(op, w, t, first.dim(1), true);
   }
   want(op, "x", x, t, {rows, first.dim(1)});
   want(op, "y", y, t, {rows, first.dim(0)});
@@ -592,10 +594,10 @@ DType check_args(const GroupedLinearBackward& a) {
   const char* op = "grouped_linear_backward";
   const DType t = compute(op, "x", a.x);
   check_group(op, t, a.x, a.dy, a.tables, a.weights);
-  HYSPARSE_CHECK(!a.weights[0].scales, "{}: int8 weights have no backward pass", op);
+  HYSPARSE_CHECK(!a.weights[0].scales, "{}: weights in {} have no backward pass", op,
+                 name_of(a.weights[0].value.dtype));
   for (const Weight& w : a.weights) HYSPARSE_CHECK(!w.panels, "{}: {} was packed for inference", op, w.name);
-  for (const Weight& w : a.weights)
-    maybe(op, "grad", w.grad, accumulation_dtype(t), {w.value.dim(0), w.value.dim(1)});
+  for (const Weight& w : a.weights) maybe_gradient(op, w.grad, t, {w.value.dim(0), w.value.dim(1)});
   if (a.dx) want_like(op, "dx", a.dx, a.x);
   return t;
 }

@@ -310,13 +310,13 @@ struct ExpertSum {  // y[t] = sum_j x[slot[t, j]] (+ y[t]), in A with one cast a
 struct GroupedLinear {
   TensorView x;  // [R, in] T
   ExpertTables tables;
-  std::span<const Weight> weights;  // E of [out, in] T, or all i8 with scales
+  std::span<const Weight> weights;  // E of [out, in] T, or all i8 or f8 with scales
   TensorView y;                     // [R, out] T
 };
 struct GroupedLinearBackward {
   TensorView x;  // [R, in] T
   ExpertTables tables;
-  std::span<Weight> weights;  // grad [out, in] A, +=; those of experts without rows are not touched
+  std::span<Weight> weights;  // grad [out, in] A (or T, rounded once a call), +=; without rows not touched
   TensorView dy;              // [R, out] T
   TensorView dx;              // optional [R, in] T, += when accumulate
   bool accumulate;
@@ -334,6 +334,30 @@ struct ExpertSwigluBackward {
   TensorView dh;          // [R, f] T
   TensorView dgate, dup;  // [R, f] T; may be dh, gate or up themselves
   TensorView dweights;    // [n, k] A
+};
+
+// Two products of the same rows: gate and up.
+struct GroupedLinearPair {
+  TensorView x;  // [R, in] T
+  ExpertTables tables;
+  std::span<const Weight> first, second;  // as GroupedLinear
+  TensorView y_first, y_second;           // [R, out] T
+};
+struct GroupedLinearPairBackward {
+  TensorView x;  // [R, in] T
+  ExpertTables tables;
+  std::span<Weight> first, second;  // as GroupedLinearBackward
+  TensorView dy_first, dy_second;   // [R, out] T
+  TensorView dx;                    // [R, in] T, the sum of both
+};
+// The experts of a layer, nothing kept: y[t] = sum_j down_e (weights[t, j] silu(gate_e x[t]) up_e x[t]), e
+// the j-th expert of t.
+struct ExpertMlp {
+  TensorView x;  // [n, h] T
+  ExpertTables tables;
+  TensorView weights;                      // [n, k] A
+  std::span<const Weight> gate, up, down;  // as GroupedLinear: [f, h], [f, h], [h, f]
+  TensorView y;                            // [n, h] T
 };
 
 // ---- drawing tokens
@@ -466,6 +490,10 @@ class Ops {
   virtual void grouped_linear_backward(Runtime&, const GroupedLinearBackward&) const;
   virtual void expert_swiglu(Runtime&, const ExpertSwiglu&) const;
   virtual void expert_swiglu_backward(Runtime&, const ExpertSwigluBackward&) const;
+  // Composites of these (experts.cpp).
+  virtual void grouped_linear_pair(Runtime&, const GroupedLinearPair&) const;
+  virtual void grouped_linear_pair_backward(Runtime&, const GroupedLinearPairBackward&) const;
+  virtual void expert_mlp(Runtime&, const ExpertMlp&) const;
 
   virtual void attention_select(Runtime&, const AttentionSelect&) const;
   virtual void sparse_window_gated(Runtime&, const SparseWindowGated&) const;

@@ -1,9 +1,29 @@
 #include "kernels/quantise.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace hysparse {
+namespace {
+
+// Nearest, ties to even; |x| at most 448.
+f8 f8_of(float x) {
+  f8 out;
+  const auto sign = static_cast<uint8_t>(std::signbit(x) ? 0x80 : 0);
+  const float magnitude = std::fabs(x);
+  if (magnitude < 0x1p-6f) {  // subnormal: multiples of 2^-9; 8 of them are the smallest normal number
+    out.bits = static_cast<uint8_t>(sign | static_cast<uint8_t>(std::nearbyint(magnitude * 0x1p9f)));
+    return out;
+  }
+  const uint32_t u = std::bit_cast<uint32_t>(magnitude);
+  const uint32_t rounded = u + 0x7ffffu + (u >> 20 & 1u);
+  const uint32_t code = (rounded >> 20) - (120u << 3);
+  out.bits = static_cast<uint8_t>(sign | std::min(code, 0x7eu));
+  return out;
+}
+
+}  // namespace
 
 bool quantise_rows(const float* src, int64_t rows, int64_t in, int8_t* value, float* scales) {
   bool finite = true;
@@ -27,6 +47,28 @@ bool quantise_rows(const float* src, int64_t rows, int64_t in, int8_t* value, fl
   return finite;
 }
 
+bool quantise_rows_f8(const float* src, int64_t rows, int64_t in, f8* value, float* scales) {
+  bool finite = true;
+  for (int64_t r = 0; r < rows; ++r, src += in, value += in) {
+    float largest = 0;
+    for (int64_t i = 0; i < in; ++i) {
+      finite = finite && std::isfinite(src[i]);
+      largest = std::max(largest, std::fabs(src[i]));
+    }
+    const float scale = largest / 448, inverse = scale >= 0x1p-126f ? 1 / scale : 0;
+    *scales++ = scale;
+    for (int64_t i = 0; i < in; ++i)
+      value[i] = f8_of(finite ? std::clamp(src[i] * inverse, -448.0f, 448.0f) : 0.0f);
+  }
+  return finite;
+}
+
+void widen_f8(const Weight& weight, int64_t row, float* dst) {
+  const float scale = weight.scales.as<float>()[row * weight.scales.stride[0]];
+  const f8* value = weight.value.as<f8>() + row * weight.value.stride[0];
+  for (int64_t i = 0; i < weight.value.dim(1); ++i) dst[i] = scale * static_cast<float>(value[i]);
+}
+
 void widen_row(const Weight& weight, int64_t row, double* dst) {
   const TensorView& v = weight.value;
   const int64_t at = row * v.stride[0], n = v.dim(1);
@@ -43,7 +85,14 @@ void widen_row(const Weight& weight, int64_t row, double* dst) {
     default:
       break;
   }
-  HYSPARSE_CHECK(v.dtype == DType::i8 && weight.scales, "a row of {}", v.describe());
+  HYSPARSE_CHECK((v.dtype == DType::i8 || v.dtype == DType::f8) && weight.scales, "a row of {}",
+                 v.describe());
+  if (v.dtype == DType::f8) {
+    const double scale = static_cast<const float*>(weight.scales.data)[row * weight.scales.stride[0]];
+    for (int64_t i = 0; i < n; ++i)
+      dst[i] = scale * static_cast<float>(static_cast<const f8*>(v.data)[at + i]);
+    return;
+  }
   const auto* scales = static_cast<const float*>(weight.scales.data) + row * weight.scales.stride[0];
   for (int64_t i = 0; i < n; ++i)
     dst[i] = static_cast<double>(static_cast<const int8_t*>(v.data)[at + i]) * scales[i / kQuantGroup];

@@ -15,9 +15,10 @@ inline constexpr int64_t kQuantGroup = 64;  // elements that share a scale
 struct Weight {
   std::string name;  // checkpoint name, "model.layers.0.self_attn.q_proj.weight"
   // What kernels read: compute dtype (f64, f32 or bf16); [out, in], [n] or [vocab, hidden]. A matrix may be
-  // i8 with scales (kernels/quantise.h); linear() and embedding() read both kinds, nothing else does.
+  // i8 with scales (kernels/quantise.h), which linear(), grouped_linear() and embedding() read, or f8 with
+  // scales, which grouped_linear() reads.
   TensorView value;
-  TensorView scales;  // i8: [out, quant_groups(in)] f32; else empty
+  TensorView scales;  // i8: [out, quant_groups(in)] f32; f8: [out, 1] f32; else empty
   // What the optimiser moves: f32 (f64 under ref); the same memory as `value` when dtypes match. Where ranks
   // share the masters, this rank's: elements [master_begin, master_begin + master.numel()) in one row, or
   // none.

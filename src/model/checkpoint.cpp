@@ -198,7 +198,7 @@ void save_model_dir(const fs::path& dir, const ModelConfig& config, Weights& wei
   std::vector<Tensor> copies;  // of what lives on a device
   std::vector<NamedTensor> tensors;
   for (Weight* w : weights.all()) {
-    HYSPARSE_CHECK(!w->scales, "{}: int8 weights are not saved", w->name);
+    HYSPARSE_CHECK(!w->scales, "{}: weights in 8 bits are not saved", w->name);
     HYSPARSE_CHECK(!w->panels, "{}: weights packed for inference are not saved", w->name);
     TensorView from = w->master ? w->master : w->value;
     if (weights.memory().device() != DeviceKind::cpu) {

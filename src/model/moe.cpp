@@ -50,6 +50,7 @@ void fill_route(Pass& p, int layer) {
 
 void fill_experts(Pass& p, int layer) {
   fill_route(p, layer);
+  if (!p.saved.training()) return;  // experts_output() does the rest, and keeps nothing
   LayerSaved& s = p.saved.layer(layer);
   const LayerWeights& w = p.layer_weights(layer);
   const int64_t rows = p.tokens() * p.config.num_experts_per_tok, f = p.config.moe_intermediate_size;
@@ -60,14 +61,11 @@ void fill_experts(Pass& p, int layer) {
   if (!s.expert_gate) {
     p.make(s.expert_gate, Keep::costly, p.compute(), {rows, f});
     p.make(s.expert_up, Keep::costly, p.compute(), {rows, f});
-    p.ops().grouped_linear(p.rt, {s.expert_x, s.tables, w.expert_gate, s.expert_gate});
-    p.ops().grouped_linear(p.rt, {s.expert_x, s.tables, w.expert_up, s.expert_up});
+    p.ops().grouped_linear_pair(
+        p.rt, {s.expert_x, s.tables, w.expert_gate, w.expert_up, s.expert_gate, s.expert_up});
   }
   if (s.expert_hidden) return;
-  if (p.saved.training())
-    p.make(s.expert_hidden, Keep::cheap, p.compute(), {rows, f});
-  else
-    p.saved.alias(s.expert_hidden, s.expert_gate);
+  p.make(s.expert_hidden, Keep::cheap, p.compute(), {rows, f});
   p.ops().expert_swiglu(p.rt, {.gate = s.expert_gate,
                                .up = s.expert_up,
                                .tables = s.tables,
@@ -78,6 +76,16 @@ void fill_experts(Pass& p, int layer) {
 void experts_output(Pass& p, int layer, const TensorView& y) {
   ArenaScope temporaries(p.rt.scratch);
   const LayerSaved& s = p.saved.layer(layer);
+  if (!p.saved.training()) {
+    const LayerWeights& w = p.layer_weights(layer);
+    return p.ops().expert_mlp(p.rt, {.x = s.normed2,
+                                     .tables = s.tables,
+                                     .weights = s.expert_weights,
+                                     .gate = w.expert_gate,
+                                     .up = w.expert_up,
+                                     .down = w.expert_down,
+                                     .y = y});
+  }
   const TensorView out = p.scratch(p.compute(), {s.expert_hidden.dim(0), p.config.hidden_size});
   p.ops().grouped_linear(p.rt, {s.expert_hidden, s.tables, p.layer_weights(layer).expert_down, out});
   p.ops().expert_sum(p.rt, {.x = out, .tables = s.tables, .y = y, .accumulate = false});
@@ -108,18 +116,13 @@ void experts_backward(Pass& p, int layer, const TensorView& dy, const TensorView
                                         .dgate = dgate,
                                         .dup = dup,
                                         .dweights = dweights});
-  p.ops().grouped_linear_backward(p.rt, {.x = s.expert_x,
-                                         .tables = s.tables,
-                                         .weights = w.expert_gate,
-                                         .dy = dgate,
-                                         .dx = drows,
-                                         .accumulate = false});
-  p.ops().grouped_linear_backward(p.rt, {.x = s.expert_x,
-                                         .tables = s.tables,
-                                         .weights = w.expert_up,
-                                         .dy = dup,
-                                         .dx = drows,
-                                         .accumulate = true});
+  p.ops().grouped_linear_pair_backward(p.rt, {.x = s.expert_x,
+                                              .tables = s.tables,
+                                              .first = w.expert_gate,
+                                              .second = w.expert_up,
+                                              .dy_first = dgate,
+                                              .dy_second = dup,
+                                              .dx = drows});
   p.ops().expert_sum(p.rt, {.x = drows, .tables = s.tables, .y = dx, .accumulate = false});
 
   const TensorView dlogits = p.scratch(p.accumulation(), {p.tokens(), c.n_routed_experts});

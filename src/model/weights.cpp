@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
+#include <set>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -177,7 +179,8 @@ int64_t grains(int64_t n, int64_t of) {
 WeightFormat weight_format_of(std::string_view name) {
   if (name == "dtype") return WeightFormat::compute;
   if (name == "int8") return WeightFormat::int8;
-  throw expected_error("weights", "dtype (as the computation) or int8", "'" + std::string(name) + "'");
+  if (name == "fp8") return WeightFormat::fp8;
+  throw expected_error("weights", "dtype (as the computation), int8 or fp8", "'" + std::string(name) + "'");
 }
 
 std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan& plan) {
@@ -188,13 +191,13 @@ std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan&
 
 Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions options, Memory& memory)
     : options_(options), memory_(&memory) {
-  if (config.n_routed_experts > 0 && memory.device() != DeviceKind::cpu)
-    throw input_error("n_routed_experts", "mixture-of-experts layers do not run on a GPU in this version",
-                      "run them with --device cpu");
-  const bool int8 = options.format == WeightFormat::int8;
-  if (int8 && options.training)
-    throw input_error("weights", "int8 weights cannot be trained",
-                      "train in f32 or bf16; load the result as int8");
+  const bool int8 = options.format == WeightFormat::int8, fp8 = options.format == WeightFormat::fp8;
+  if ((int8 || fp8) && options.training)
+    throw input_error("weights", fmt::format("{} weights cannot be trained", int8 ? "int8" : "fp8"),
+                      "train in f32 or bf16; load the result in 8 bits");
+  if (fp8 && config.n_routed_experts == 0)
+    throw input_error("weights", "fp8 keeps experts, and this model has none",
+                      "use int8 (on the CPU) or dtype");
   if (int8 && memory.device() != DeviceKind::cpu)
     throw input_error("weights", "int8 weights run on the CPU only in this version");
   const DType acc = options.compute == DType::f64 ? DType::f64 : DType::f32;
@@ -208,7 +211,15 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
     return n;
   };
   const auto value_dtype = [&](const Item& item) { return item.spec.always_f32 ? acc : options.compute; };
-  const auto is_int8 = [&](const Item& item) { return int8 && item.spec.quantisable; };
+  // The 8-bit type that a tensor is kept in; or none.
+  const auto narrow_dtype = [&](const Item& item) -> std::optional<DType> {
+    if (int8 && item.spec.quantisable) return DType::i8;
+    if (fp8 && item.spec.expert) return DType::f8;
+    return {};
+  };
+  const auto scales_a_row = [](const Item& item, DType dtype) {
+    return dtype == DType::f8 ? int64_t(1) : quant_groups(item.spec.shape[1]);
+  };
 
   // First what goes where: trained weights into the group of their dtypes, the others by themselves.
   struct Layout {
@@ -252,9 +263,9 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
   for (size_t i = 0; i < loose.size(); ++i) {
     const Item& item = catalogue.items[i];
     if (places[i].first != SIZE_MAX) continue;
-    loose[i].value = take(numel(item), is_int8(item) ? DType::i8 : value_dtype(item));
-    if (is_int8(item))
-      loose[i].scales = take(item.spec.shape[0] * quant_groups(item.spec.shape[1]), DType::f32);
+    const std::optional<DType> narrow = narrow_dtype(item);
+    loose[i].value = take(numel(item), narrow.value_or(value_dtype(item)));
+    if (narrow) loose[i].scales = take(item.spec.shape[0] * scales_a_row(item, *narrow), DType::f32);
   }
 
   // Then all in one piece of memory, which the system can keep on huge pages.
@@ -295,10 +306,11 @@ Weights::Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions
     w.decay = item.spec.decay;
     const std::vector<int64_t>& shape = item.spec.shape;
     if (places[i].first == SIZE_MAX) {
-      const DType dtype = is_int8(item) ? DType::i8 : value_dtype(item);
+      const std::optional<DType> narrow = narrow_dtype(item);
+      const DType dtype = narrow.value_or(value_dtype(item));
       w.value = shaped(TensorView(at(loose[i].value), dtype, {0}), shape);
-      if (is_int8(item))
-        w.scales = TensorView(at(loose[i].scales), DType::f32, {shape[0], quant_groups(shape[1])});
+      if (narrow)
+        w.scales = TensorView(at(loose[i].scales), DType::f32, {shape[0], scales_a_row(item, *narrow)});
       if (dtype == acc) w.master = w.value;
     } else {
       WeightGroup& group = groups_[places[i].first];
@@ -321,7 +333,15 @@ Weight* Weights::find(const std::string& name) {
   return found == by_name_.end() ? nullptr : found->second;
 }
 
-void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint64_t seed, ThreadPool* pool) {
+void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint64_t seed, ThreadPool* pool,
+                          int64_t distinct_experts) {
+  HYSPARSE_CHECK(distinct_experts == 0 || !options_.training, "experts that are copies are not trained");
+  std::set<const Weight*> copied;
+  if (distinct_experts > 0)
+    for (LayerWeights& layer : layers)
+      for (auto* experts : {&layer.expert_gate, &layer.expert_up, &layer.expert_down})
+        for (size_t e = static_cast<size_t>(distinct_experts); e < experts->size(); ++e)
+          copied.insert(&(*experts)[e]);
   struct Piece {
     Weight* weight;
     const WeightSpec* spec;
@@ -334,6 +354,7 @@ void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint
     Weight* w = find(spec.name);
     HYSPARSE_CHECK(w, "init_random: no tensor {}: another config", spec.name);
     HYSPARSE_CHECK(!w->panels, "{}: packed already", w->name);
+    if (copied.count(w)) continue;
     const int64_t row = spec.shape.back(), piece = std::max<int64_t>(1, kPiece / row) * row;  // whole rows
     for (int64_t begin = 0; begin < w->value.numel(); begin += piece)
       pieces.push_back({w, &spec, begin, std::min(begin + piece, w->value.numel())});
@@ -363,6 +384,16 @@ void Weights::init_random(const ModelConfig& config, const LayerPlan& plan, uint
     pool->parallel_for(count, fill);
   else
     for (int64_t i = 0; i < count; ++i) fill(i, 0);
+  if (copied.empty()) return;
+  for (LayerWeights& layer : layers)
+    for (auto* experts : {&layer.expert_gate, &layer.expert_up, &layer.expert_down})
+      for (size_t e = static_cast<size_t>(distinct_experts); e < experts->size(); ++e) {
+        const Weight& from = (*experts)[e % static_cast<size_t>(distinct_experts)];
+        Weight& to = (*experts)[e];
+        memory_->copy(to.value.data, from.value.data, to.value.bytes());
+        if (to.scales) memory_->copy(to.scales.data, from.scales.data, to.scales.bytes());
+        ++to.version;
+      }
 }
 
 void Weights::assign(Weight& weight, const TensorView& host) {
@@ -377,10 +408,24 @@ void Weights::assign(Weight& weight, const TensorView& host) {
 
 void Weights::set_quantised(Weight& weight, int64_t first, int64_t rows, const float* values) {
   const int64_t in = weight.value.dim(1);
-  if (!quantise_rows(values, rows, in, weight.value.rows(first, first + rows).as<int8_t>(),
-                     weight.scales.rows(first, first + rows).as<float>()))
-    throw input_error(weight.name, "holds a value that is not finite, which int8 cannot keep",
+  const TensorView value = weight.value.rows(first, first + rows),
+                   scales = weight.scales.rows(first, first + rows);
+  const bool here = memory_->device() == DeviceKind::cpu;
+  Tensor own_value, own_scales;
+  if (!here) {
+    own_value = Tensor(value.dtype, {rows, in});
+    own_scales = Tensor(DType::f32, {rows, scales.dim(1)});
+  }
+  const TensorView &to = here ? value : own_value.view(), &to_scales = here ? scales : own_scales.view();
+  const bool finite = value.dtype == DType::f8
+                          ? quantise_rows_f8(values, rows, in, to.as<f8>(), to_scales.as<float>())
+                          : quantise_rows(values, rows, in, to.as<int8_t>(), to_scales.as<float>());
+  if (!finite)
+    throw input_error(weight.name, "holds a value that is not finite, which 8 bits cannot keep",
                       "hysparse inspect counts such values");
+  if (here) return;
+  memory_->from_host(value.data, to.data, to.bytes());
+  memory_->from_host(scales.data, to_scales.data, to_scales.bytes());
 }
 
 void Weights::pack(Runtime& rt) {

@@ -42,10 +42,11 @@ struct WeightSpec {  // what exists for a config, before any memory does
 // Every tensor of the checkpoint in file order.
 std::vector<WeightSpec> weight_specs(const ModelConfig& config, const LayerPlan& plan);
 
-// What the quantisable tensors are kept in. int8: 8-bit integers with a scale for every 64 neighbours of a
-// row (kernels/quantise.h); on the CPU, not for training.
-enum class WeightFormat : uint8_t { compute, int8 };
-// "dtype" (as the computation) or "int8"; Error(input) naming the option "weights" for anything else.
+// What the quantisable tensors are kept in, where nothing is trained (kernels/quantise.h). int8: 8-bit
+// integers with a scale for every 64 neighbours of a row; on the CPU. fp8: the experts alone, e4m3 with a
+// scale a row.
+enum class WeightFormat : uint8_t { compute, int8, fp8 };
+// "dtype" (as the computation), "int8" or "fp8"; Error(input) naming the option "weights" for anything else.
 WeightFormat weight_format_of(std::string_view name);
 
 struct WeightOptions {
@@ -75,8 +76,8 @@ struct WeightGroup {
 
 class Weights {
  public:
-  // Zeroed. Throws Error(input) for a config with MoE layers, or int8, in memory that is not the CPU's; and
-  // for int8 with training.
+  // Zeroed. Experts of a kind stand at equal distances in a layer. Throws Error(input) for int8 in memory
+  // that is not the CPU's, for fp8 without experts, and for either with training.
   Weights(const ModelConfig& config, const LayerPlan& plan, WeightOptions options,
           Memory& memory = host_memory());
   Weights(const Weights&) = delete;
@@ -104,12 +105,14 @@ class Weights {
 
   // An element depends on (seed, tensor name, index) alone: drawn in f64, rounded to f32, then to the compute
   // dtype. So every dtype, thread count and twin starts from the same values in the tensors they share.
+  // distinct_experts, where not 0 (benchmarks of large models; not for training): of a layer's experts only
+  // that many are drawn, the others are copies of them made where the weights live.
   void init_random(const ModelConfig& config, const LayerPlan& plan, uint64_t seed,
-                   ThreadPool* pool = nullptr);
+                   ThreadPool* pool = nullptr, int64_t distinct_experts = 0);
   // The value of `weight`, and what this rank keeps of its master, from a whole tensor in host memory: f32,
   // or f64 where the masters are.
   void assign(Weight& weight, const TensorView& host);
-  // Rows [first, first + rows) of `weight`, quantisable and kept in int8, from f32 values. Error(input) where
+  // Rows [first, first + rows) of `weight`, kept in 8 bits, from f32 values. Error(input) where
   // one is not finite.
   void set_quantised(Weight& weight, int64_t first, int64_t rows, const float* values);
   void zero_grad();        // and the load of experts

@@ -7,7 +7,8 @@
 
 namespace hysparse {
 
-enum class DType : uint8_t { f64, f32, bf16, f16, i64, i32, i16, i8, u8 };
+// f8: four bits of exponent, three of mantissa (e4m3: up to 448, no infinity); the values of weights alone.
+enum class DType : uint8_t { f64, f32, bf16, f16, i64, i32, i16, i8, u8, f8 };
 
 constexpr size_t size_of(DType t) {
   switch (t) {
@@ -23,6 +24,7 @@ constexpr size_t size_of(DType t) {
       return 2;
     case DType::i8:
     case DType::u8:
+    case DType::f8:
       return 1;
   }
   return 0;
@@ -48,6 +50,8 @@ constexpr std::string_view name_of(DType t) {
       return "i8";
     case DType::u8:
       return "u8";
+    case DType::f8:
+      return "f8";
   }
   return "?";
 }
@@ -64,6 +68,21 @@ struct bf16 {
   explicit operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 static_assert(sizeof(bf16) == 2);
+
+// f8 storage; kernels/quantise.h rounds to it.
+struct f8 {
+  uint8_t bits = 0;
+  f8() = default;
+  explicit operator float() const {
+    const uint32_t exponent = bits >> 3 & 0xfu, fraction = bits & 0x7u;
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x80u) << 24;
+    if ((bits & 0x7fu) == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+    if (exponent == 0)
+      return std::bit_cast<float>(std::bit_cast<uint32_t>(static_cast<float>(fraction) * 0x1p-9f) | sign);
+    return std::bit_cast<float>(sign | (exponent + 120u) << 23 | fraction << 20);
+  }
+};
+static_assert(sizeof(f8) == 1);
 
 template <class T>
 struct DTypeOf;
@@ -90,6 +109,10 @@ struct DTypeOf<int32_t> {
 template <>
 struct DTypeOf<int8_t> {
   static constexpr DType value = DType::i8;
+};
+template <>
+struct DTypeOf<f8> {
+  static constexpr DType value = DType::f8;
 };
 template <>
 struct DTypeOf<uint8_t> {

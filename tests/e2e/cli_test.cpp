@@ -100,7 +100,8 @@ TEST_F(Cli, TrainedModelWorksInEveryCommand) {
             " --prompt \"Line 1\" --max-new-tokens 8 --weights int8");
   const Result refused = run("generate --model " + path("run/model") + " --prompt a --weights int4");
   EXPECT_EQ(refused.code, 2) << refused.output;
-  EXPECT_NE(refused.output.find("weights: expected dtype (as the computation) or int8"), std::string::npos)
+  EXPECT_NE(refused.output.find("weights: expected dtype (as the computation), int8 or fp8"),
+            std::string::npos)
       << refused.output;
   expect_ok("inspect " + path("run/model"));
   expect_ok("plan --config " + path("run/model") + " --context 4096 --json");

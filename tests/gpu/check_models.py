@@ -18,6 +18,9 @@ FAST = {
     "attention": "hysparse", "full_attention_interval": 4, "sliding_window": 128, "hysparse_block_size": 64, "hysparse_topk_tokens": 256,
     "train": {"steps": 8, "seq_len": 512, "global_batch_size": 2, "lr": 1e-3, "log_interval": 1, "eval_interval": 0, "checkpoint_interval": 4},
 }
+# Experts 128 wide, 16 of them, 4 active, one shared: the grouped products for Hopper in bf16.
+MOE = dict(FAST, n_routed_experts=16, num_experts_per_tok=4, moe_intermediate_size=128, n_shared_experts=1, first_k_dense_replace=1,
+           train=dict(FAST["train"], router_aux_loss_coef=1e-3, router_z_loss_coef=1e-4))
 
 
 def hysparse(*arguments):
@@ -59,7 +62,8 @@ class Folder:
     def train(self, out, *more):
         must("train", "--config", self.config, "--data", self.data, "--out", f"{self.path}/{self.name}-{out}", *more)
         with open(f"{self.path}/{self.name}-{out}/log.jsonl") as f:
-            return [x["loss"] for x in map(json.loads, f) if x["kind"] == "train"]
+                self.log = [x for x in map(json.loads, f) if x["kind"] == "train"]
+        return [x["loss"] for x in self.log]
 
     def model(self, out):
         return f"{self.path}/{self.name}-{out}/model"
@@ -108,6 +112,18 @@ def paths_agree(f, dtype, tolerance):
                 f"{f.name} {dtype}: four paths within {worst:.1e} of the reference's largest logit; selections agree to {least:.4f}")
 
 
+def loads_agree(f):
+    """What the training log says of the experts, CPU and GPU."""
+    f.train("cpu-log")
+    cpu = f.log
+    f.train("gpu-log", "--device", "cuda")
+    worst = 0.0
+    for a, b in zip(cpu, f.log):
+        for name in ("expert_load_max", "expert_load_entropy", "router_entropy", "router_balance_loss", "router_z_loss"):
+            worst = max([worst] + [abs(x - y) / max(1.0, abs(x)) for x, y in zip(a[name], b[name]) if x is not None])
+    return said(len(cpu) == len(f.log) > 0 and worst < 1e-2, f"{f.name}: loads, entropies and losses of the router within {worst:.1e} of the CPU's")
+
+
 def f_vocab(f):
     with open(f.config) as c:
         return json.load(c)["vocab_size"]
@@ -123,6 +139,24 @@ def refused(expected, *arguments):
     return said(code == 2 and expected in output, f"refused with '{expected}'")
 
 
+def run_experts(path):
+    results = []
+    moe = Folder(path, "moe", MOE)
+    with open(os.path.join(ROOT, "configs/demo-moe.json")) as f:
+        demo = json.load(f)
+    demo["train"] = dict(FAST["train"], seq_len=256)
+    plain = Folder(path, "plain-moe", demo)
+    results.append(losses_agree(moe))
+    results.append(losses_agree(plain))
+    results.append(loads_agree(moe))
+    results.append(resume_is_exact(moe))
+    results.append(resume_is_exact(moe, "--set", "train.state_dtype=bf16", "--set", "train.recompute=layer"))
+    results.append(paths_agree(moe, "f32", 1e-3))
+    results.append(generation_agrees(moe))
+    results.append(generation_agrees(plain))
+    return results
+
+
 def run():
     results = []
     with tempfile.TemporaryDirectory() as path:
@@ -133,6 +167,7 @@ def run():
         plain = Folder(path, "plain", demo)
         results.append(losses_agree(fast))
         results.append(losses_agree(plain))
+        results += run_experts(path)
         results.append(resume_is_exact(fast))
         results.append(resume_is_exact(fast, "--set", "train.state_dtype=bf16", "--set", "train.recompute=layer"))
         results.append(paths_agree(fast, "f32", 1e-4))

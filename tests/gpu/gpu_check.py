@@ -8,6 +8,7 @@ sys.path[:0] = [os.path.join(os.path.dirname(__file__), "../../python")]
 import check_attention
 import check_attention_backward
 import check_decode
+import check_experts
 import check_models
 import check_sparse
 import check_sparse_layer
@@ -15,7 +16,7 @@ import check_sparse_layer
 
 def main():
     passed = failed = 0
-    for module in (check_attention, check_attention_backward, check_sparse, check_sparse_layer, check_decode, check_models):
+    for module in (check_attention, check_attention_backward, check_sparse, check_sparse_layer, check_decode, check_experts, check_models):
         try:
             results = module.run()
         except Exception:

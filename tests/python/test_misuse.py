@@ -104,7 +104,7 @@ def test_load(work):
         hysparse.Model.load("a\0b")
     with pytest.raises(TypeError, match="dtype: expected str, got NoneType"):
         hysparse.Model.load(work / "model", dtype=None)
-    with pytest.raises(hysparse.Error, match=r"weights: expected dtype \(as the computation\) or int8, got 'int4'"):
+    with pytest.raises(hysparse.Error, match=r"weights: expected dtype \(as the computation\), int8 or fp8, got 'int4'"):
         hysparse.Model.load(work / "model", weights="int4")
     with pytest.raises(TypeError, match="weights: expected str, got NoneType"):
         hysparse.Model.load(work / "model", weights=None)

@@ -9,6 +9,7 @@
 #include "kernels/cpu/gemm_multiply.h"
 #include "kernels/cpu/gemm_panels.h"
 #include "kernels/cpu/impl.h"
+#include "kernels/quantise.h"
 
 namespace hysparse {
 namespace {
@@ -34,6 +35,27 @@ void for_experts(const ExpertTables& tables, const F& fn) {
   const int32_t* offset = tables.offset.as<int32_t>();
   for (int64_t e = 0; e < tables.experts(); ++e)
     if (offset[e + 1] > offset[e]) fn(size_t(e), offset[e], offset[e + 1] - offset[e]);
+}
+
+// Experts kept in f8 become the products' type one after the other.
+void cpu_grouped_linear_f8(Runtime& rt, const GroupedLinear& p, DType t) {
+  for_experts(p.tables, [&](size_t e, int64_t first, int64_t rows) {
+    const ArenaScope temporaries(rt.scratch);
+    const int64_t out = p.weights[e].value.dim(0), in = p.weights[e].value.dim(1);
+    Weight wide{.name = p.weights[e].name, .value = rt.scratch.alloc(t, {out, in})};
+    for_rows(rt, out, in, [&](int64_t begin, int64_t end) {
+      std::vector<float> values(static_cast<size_t>(in));
+      for (int64_t r = begin; r < end; ++r) {
+        widen_f8(p.weights[e], r, values.data());
+        elem::cast(values.data(), DType::f32, row(wide.value, r), t, in);
+      }
+    });
+    const gemm::PanelProduct product[] = {{.x = matrix_of(p.x).block(first, 0),
+                                           .m = rows,
+                                           .w = gemm::panel_source(wide),
+                                           .y = {.data = row(p.y, first), .dtype = t, .row = p.y.stride[0]}}};
+    gemm::multiply_panels(rt, product);
+  });
 }
 
 }  // namespace
@@ -95,6 +117,7 @@ void cpu_expert_sum(Runtime& rt, const ExpertSum& p) {
 
 void cpu_grouped_linear(Runtime& rt, const GroupedLinear& p) {
   const DType t = simd_type("grouped_linear", check_args(p));
+  if (p.weights[0].value.dtype == DType::f8) return cpu_grouped_linear_f8(rt, p, t);
   std::vector<gemm::PanelProduct> products;
   for_experts(p.tables, [&](size_t e, int64_t first, int64_t rows) {
     products.push_back({.x = matrix_of(p.x).block(first, 0),

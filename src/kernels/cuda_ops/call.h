@@ -26,7 +26,8 @@ class View {
 };
 static_assert(int(DType::f64) == HYSPARSE_DTYPE_F64 && int(DType::f32) == HYSPARSE_DTYPE_F32 &&
               int(DType::bf16) == HYSPARSE_DTYPE_BF16 && int(DType::i64) == HYSPARSE_DTYPE_I64 &&
-              int(DType::i32) == HYSPARSE_DTYPE_I32);
+              int(DType::i32) == HYSPARSE_DTYPE_I32 && int(DType::i8) == HYSPARSE_DTYPE_I8 &&
+              int(DType::f8) == HYSPARSE_DTYPE_F8);
 
 inline Arena& scratch_of(Runtime& rt) {
   HYSPARSE_CHECK(rt.scratch.memory().device() == DeviceKind::cuda,

@@ -5,6 +5,7 @@
 #include "kernels/checks.h"
 #include "kernels/cuda_ops/attention.h"
 #include "kernels/cuda_ops/call.h"
+#include "kernels/cuda_ops/experts.h"
 #include "kernels/cuda_ops/fast_attention.h"
 #include "kernels/cuda_ops/few_rows.h"
 #include "kernels/cuda_ops/memory.h"
@@ -232,6 +233,36 @@ class CudaOps final : public Ops {
     cuda_.check(cuda_.rmsnorm(View(a.x), View(a.delta), View(a.weight.value), a.eps, View(a.y), View(a.rstd),
                               cuda_stream()),
                 "add_rmsnorm");
+  }
+
+  bool experts() const override { return true; }
+  void route(Runtime& rt, const RouteForward& a) const override { cuda_calls::route(rt, a); }
+  void route_backward(Runtime& rt, const RouteBackward& a) const override {
+    cuda_calls::route_backward(resident_, rt, a);
+  }
+  void expert_tables(Runtime& rt, const BuildExpertTables& a) const override {
+    cuda_calls::expert_tables(rt, a);
+  }
+  void expert_gather(Runtime& rt, const ExpertGather& a) const override { cuda_calls::expert_gather(rt, a); }
+  void expert_sum(Runtime& rt, const ExpertSum& a) const override { cuda_calls::expert_sum(rt, a); }
+  void grouped_linear(Runtime& rt, const GroupedLinear& a) const override {
+    cuda_calls::grouped_linear(rt, a);
+  }
+  void grouped_linear_backward(Runtime& rt, const GroupedLinearBackward& a) const override {
+    cuda_calls::grouped_linear_backward(rt, a);
+  }
+  void grouped_linear_pair(Runtime& rt, const GroupedLinearPair& a) const override {
+    cuda_calls::grouped_linear_pair(rt, a);
+  }
+  void grouped_linear_pair_backward(Runtime& rt, const GroupedLinearPairBackward& a) const override {
+    cuda_calls::grouped_linear_pair_backward(rt, a);
+  }
+  void expert_mlp(Runtime& rt, const ExpertMlp& a) const override {
+    if (!cuda_calls::expert_mlp(rt, a)) Ops::expert_mlp(rt, a);
+  }
+  void expert_swiglu(Runtime& rt, const ExpertSwiglu& a) const override { cuda_calls::expert_swiglu(rt, a); }
+  void expert_swiglu_backward(Runtime& rt, const ExpertSwigluBackward& a) const override {
+    cuda_calls::expert_swiglu_backward(rt, a);
   }
 
  private:

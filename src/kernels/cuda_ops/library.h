@@ -6,6 +6,7 @@
 
 #include "hysparse/cuda.h"
 #include "hysparse/cuda_decode.h"
+#include "hysparse/cuda_experts.h"
 #include "hysparse/cuda_ops.h"
 #include "hysparse/cuda_step.h"
 
@@ -24,7 +25,11 @@ namespace hysparse {
   X(rmsnorm_backward) X(swiglu) X(swiglu_backward) X(gated_sum) X(gated_sum_backward) X(matmul)             \
   X(linear_group) X(draw_tokens) X(finish_product) X(column_sums) X(cross_entropy) X(adamw) X(sum_squares) X(plain_attention)              \
   X(plain_attention_backward) X(select_blocks) X(random_scores) X(kernel_name) X(scatter_rows)             \
-  X(recorder_create) X(record_begin) X(record_end) X(graph_launch) X(graph_destroy)
+  X(recorder_create) X(record_begin) X(record_end) X(graph_launch) X(graph_destroy)                         \
+  X(route) X(route_backward_workspace) X(route_backward) X(expert_tables_workspace) X(expert_tables)        \
+  X(expert_gather) X(expert_sum) X(expert_swiglu) X(expert_swiglu_backward) X(grouped_linear)               \
+  X(grouped_linear_pair) X(grouped_linear_pair_dx) X(grouped_linear_dx) X(grouped_linear_dw) X(widen_experts) \
+  X(expert_mlp_workspace) X(expert_mlp)
 // clang-format on
 
 struct CudaLibrary {

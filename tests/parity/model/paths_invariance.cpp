@@ -165,7 +165,10 @@ class Invariance : public ::testing::TestWithParam<std::string> {
 };
 
 void check(const Kind& kind, DType dtype, WeightFormat format, bool all_paths) {
-  SCOPED_TRACE(kind.name + " " + std::string(name_of(dtype)) + (format == WeightFormat::int8 ? " int8" : ""));
+  SCOPED_TRACE(kind.name + " " + std::string(name_of(dtype)) +
+               (format == WeightFormat::int8  ? " int8"
+                : format == WeightFormat::fp8 ? " fp8"
+                                              : ""));
   Subject s(kind.config, dtype, 2, 1, format);
   const auto n = kind.tokens;
   const std::vector<int32_t> tokens = random_tokens(n, 9);
@@ -197,6 +200,7 @@ TEST_P(Invariance, PathsAgreeToTheBit) {
     kind.tokens = GetParam().empty() ? 200 : 140;
     for (const DType dtype : {DType::f32, DType::bf16}) check(kind, dtype, WeightFormat::compute, false);
     if (kind.name == "heads64" || kind.name == "moe") check(kind, DType::bf16, WeightFormat::int8, false);
+    if (kind.name == "moe") check(kind, DType::bf16, WeightFormat::fp8, false);
     if (HasFailure()) return;
   }
 }

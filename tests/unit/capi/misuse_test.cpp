@@ -179,7 +179,7 @@ TEST(CapiMisuse, OptionsOutOfRange) {
   mo.dtype = nullptr;
   mo.weights = "int4";
   EXPECT_REFUSED(hysparse_model_load(Files::get().model().c_str(), &mo, &loaded),
-                 "weights: expected dtype (as the computation) or int8, got 'int4'");
+                 "weights: expected dtype (as the computation), int8 or fp8, got 'int4'");
   mo.weights = nullptr;
   for (const int32_t threads : {-1, 4097, INT32_MAX}) {
     mo.threads = threads;
