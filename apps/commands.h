@@ -12,7 +12,8 @@ namespace hysparse {
 #define HYSPARSE_COMMANDS(X)                              \
   X(tokenizer) X(data)                                    \
   X(init) X(train) X(demo)                                \
-  X(generate) X(batch) X(serve) X(perplexity) X(logits)                     \
+  X(generate) X(batch) X(serve) X(perplexity) X(logits)   \
+  X(eval)                                                 \
   X(import) X(export)                                     \
   X(plan) X(inspect) X(bench) X(completion)
 // clang-format on

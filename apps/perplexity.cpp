@@ -1,4 +1,4 @@
-// hysparse perplexity: how well a model predicts texts.
+// hysparse eval perplexity, also `hysparse perplexity`: how well a model predicts texts.
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -8,8 +8,10 @@
 #include "commands.h"
 #include "common.h"
 #include "eval/perplexity.h"
+#include "eval_commands.h"
 #include "io/files.h"
 #include "io/json_value.h"
+#include "shipped.h"
 #include "text_model.h"
 
 namespace hysparse {
@@ -76,9 +78,9 @@ void print_text(const PerplexityResult& r) {
 void run(const Flags& f) {
   CommandMachine machine(f.device);
   Runtime& rt = machine.runtime();
-  TextModel m =
-      load_text_model(f.model, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
-                      rt.memory, warnings_only(rt.log));
+  TextModel m = load_text_model(f.model.empty() ? shipped_model() : f.model,
+                                {.compute = machine.compute(), .format = weight_format_of(f.weights)},
+                                rt.memory, warnings_only(rt.log));
   m.loaded.weights->pack(rt);
   PerplexityOptions o = fill_in(f.options, m.config().max_position_embeddings);
   if (!f.tokens) {
@@ -110,14 +112,12 @@ void run(const Flags& f) {
   f.json ? print_json(r, o) : print_text(r);
 }
 
-}  // namespace
-
-void add_perplexity(CLI::App& app) {
+void add(CLI::App& parent) {
   auto flags = std::make_shared<Flags>();
   Flags& f = *flags;
   f.options.window = f.options.stride = 0;
-  CLI::App& c = *app.add_subcommand("perplexity", "nats a token and bits a byte of texts under a model");
-  c.add_option("--model", f.model, "model directory")->required();
+  CLI::App& c = *parent.add_subcommand("perplexity", "nats a token and bits a byte of texts under a model");
+  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
   c.add_option("--input", f.inputs, "texts: each file one document, each line of a .jsonl one (its \"text\")")
       ->required();
   c.add_option("--window", f.options.window,
@@ -139,9 +139,18 @@ void add_perplexity(CLI::App& app) {
       "Every token after the first of a document is scored exactly once, with at least window - stride "
       "tokens of "
       "context;\nbits/byte divides by the bytes of the scored tokens.\n"
-      "Example: hysparse perplexity --model out/demo/model --input data/text/holdout.txt --window 512 "
+      "Example: hysparse eval perplexity --model out/demo/model --input data/text/holdout.txt --window 512 "
       "--stride 256");
   c.callback([flags] { run(*flags); });
+}
+
+}  // namespace
+
+void add_perplexity(CLI::App& app) {
+  add(app);
+}
+void add_eval_perplexity(CLI::App& eval) {
+  add(eval);
 }
 
 }  // namespace hysparse
