@@ -424,7 +424,8 @@ void Run::save() {
   const bool evaluated =
       latest_eval_ && latest_eval_->step == state_.step && std::isfinite(latest_eval_->nats_per_token);
   state_.heldout_nats_per_token = evaluated ? std::optional(latest_eval_->nats_per_token) : std::nullopt;
-  state_.heldout_bits_per_byte = evaluated ? std::optional(latest_eval_->bits_per_byte) : std::nullopt;
+  const bool has_text = evaluated && std::isfinite(latest_eval_->bits_per_byte);  // made ids stand for none
+  state_.heldout_bits_per_byte = has_text ? std::optional(latest_eval_->bits_per_byte) : std::nullopt;
   write_checkpoint();
   if (is_root_) prune_checkpoints(request_.out, train_.keep_last);
 }
