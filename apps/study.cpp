@@ -2,7 +2,9 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 
@@ -21,6 +23,7 @@ namespace {
 
 struct Flags {
   std::string file, out, budget, run;
+  std::vector<std::string> arms;
   int jobs = 1, gpus = 0;
   bool report = false;
   DeviceFlags device;
@@ -131,6 +134,7 @@ StudyPoolOutcome run_all(const Flags& f, const StudyPlan& plan) {
   if (f.device.deterministic) o.command.push_back("--deterministic");
   if (f.dtype->count() > 0) o.command.insert(o.command.end(), {"--dtype", f.device.dtype});
   o.command.push_back("--run");
+  o.arms = f.arms;
   o.jobs = f.jobs;
   o.gpus = f.gpus;
   o.stop = &stop;
@@ -146,6 +150,9 @@ void run(const Flags& flags) {
   if (f.dtype->count() > 0) set_dtype(plan, f.device.dtype);
   if (!f.run.empty()) return run_one(f, plan);
   check_folder(f.out);
+  for (const std::string& arm : f.arms)
+    if (std::none_of(plan.arms.begin(), plan.arms.end(), [&](const StudyArm& a) { return a.name == arm; }))
+      throw input_error("--arms", fmt::format("the study has no arm {}", quote_text(arm)));
   seconds_of(f.budget);
   StudyPoolOutcome outcome;
   if (!f.report) outcome = run_all(f, plan);
@@ -180,6 +187,8 @@ void add_study(CLI::App& app) {
       ->capture_default_str();
   c.add_option("--budget", flags->budget,
                "stop after so long (90s, 8m, 1.5h): runs under way save, and the same command goes on");
+  c.add_option("--arms", flags->arms, "make runs of these arms alone for now (a,b,c); the report is of all")
+      ->delimiter(',');
   CLI::Option* report =
       c.add_flag("--report", flags->report, "only write the report of what is done, make no runs");
   c.add_option("--run", flags->run, "make this one run in this process (what --jobs starts)")->excludes(report);

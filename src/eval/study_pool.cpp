@@ -117,6 +117,10 @@ class Pool {
   void look() {
     const StudySummary s = summarise_study(plan_, out_);
     left_ = s.left;
+    if (!options_.arms.empty())
+      std::erase_if(left_, [&](const StudyRun& r) {
+        return std::count(options_.arms.begin(), options_.arms.end(), plan_.arms[r.arm].name) == 0;
+      });
     done_ = s.runs_done;
     wanted_ = s.runs_wanted;
   }

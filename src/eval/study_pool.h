@@ -21,6 +21,7 @@ struct StudyPoolOptions {
   double grace_seconds = 60;  // for saving, once told to stop
   const std::atomic<bool>* stop = nullptr;
   std::function<void(const std::string&)> say;  // a line of progress
+  std::vector<std::string> arms;                // make runs of these alone; empty: of all
 };
 struct StudyPoolOutcome {
   bool out_of_time = false, interrupted = false;
