@@ -59,8 +59,8 @@ void run(const Flags& f) {
   } else {
     const RecallTask task = f.task.task();
     for (int64_t i = 0; i < f.rows; ++i) {
-      const RecallRow row = make_recall_row(task, static_cast<uint64_t>(f.seed),
-                                            kEvaluationRows + static_cast<uint64_t>(i));
+      const RecallRow row =
+          make_recall_row(task, static_cast<uint64_t>(f.seed), kEvaluationRows + static_cast<uint64_t>(i));
       add(row.tokens, row.answers);
     }
   }
@@ -68,8 +68,8 @@ void run(const Flags& f) {
   const OracleResult& r = oracle.result();
   if (r.counted == 0)
     throw input_error(text ? "--text" : "--length",
-                      fmt::format("no token has more than the {} blocks of {} tokens that are selected", m.config.entries(),
-                                  m.config.hysparse_block_size),
+                      fmt::format("no token has more than the {} blocks of {} tokens that are selected",
+                                  m.config.entries(), m.config.hysparse_block_size),
                       "take longer rows (--length), or --set hysparse_topk_tokens=... smaller");
   if (!f.json.empty()) write_file_atomic(f.json, oracle_json(m.config, r));
   if (!f.html.empty()) write_file_atomic(f.html, oracle_html(m.config, r, "Selections of " + f.model));
@@ -81,11 +81,12 @@ void run(const Flags& f) {
 void add_eval_oracle(CLI::App& eval) {
   auto flags = std::make_shared<Flags>();
   Flags& f = *flags;
-  CLI::App& c = *eval.add_subcommand(
-      "oracle",
-      "what full layers select: stable from layer to layer, alike among neighbours, how much attention it covers");
+  CLI::App& c = *eval.add_subcommand("oracle",
+                                     "what full layers select: stable from layer to layer, alike among "
+                                     "neighbours, how much attention it covers");
   c.add_option("--model", f.model, "model directory")->required();
-  c.add_option("--text", f.texts, "texts to read, cut into rows of --length tokens [1024]; or --task and its flags");
+  c.add_option("--text", f.texts,
+               "texts to read, cut into rows of --length tokens [1024]; or --task and its flags");
   add_recall_flags(c, f.task);
   c.add_option("--rows", f.rows, "rows at most")->check(CLI::Range(1, 1 << 20))->capture_default_str();
   c.add_option("--seed", f.seed, "of a task's rows")->capture_default_str();
@@ -93,7 +94,9 @@ void add_eval_oracle(CLI::App& eval) {
   c.add_option("--json", f.json, "file for the numbers as JSON");
   c.add_option("--html", f.html, "file for a page with pictures");
   add_device_flags(c, f.device);
-  c.footer("Example: hysparse eval oracle --model out/demo/model --text data/en/austen-emma.txt --html oracle.html");
+  c.footer(
+      "Example: hysparse eval oracle --model out/demo/model --text data/en/austen-emma.txt --html "
+      "oracle.html");
   c.callback([flags] { run(*flags); });
 }
 

@@ -104,7 +104,9 @@ void add_eval_recall(CLI::App& eval) {
   c.add_option("--seed", f.options.seed, "of the rows")->capture_default_str();
   c.add_flag("--json", f.json, "print a JSON object");
   add_device_flags(c, f.device);
-  c.footer("Example: hysparse eval recall --model out/tiny/runs/full-lr0.003-seed1/1-short/model --task walk --hops 1,2 --length 64");
+  c.footer(
+      "Example: hysparse eval recall --model out/tiny/runs/full-lr0.003-seed1/1-short/model --task walk "
+      "--hops 1,2 --length 64");
   c.callback([flags] { run(*flags); });
 }
 

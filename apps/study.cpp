@@ -126,11 +126,12 @@ StudyPoolOutcome run_all(const Flags& f, const StudyPlan& plan) {
     o.budget_seconds -= std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     o.budget_seconds = std::max(o.budget_seconds, 0.001);
   }
-  const int threads = f.device.threads > 0 ? f.device.threads
+  const int threads = f.device.threads > 0        ? f.device.threads
                       : f.device.device == "cuda" ? 1
                                                   : std::max(1, available_cpus() / f.jobs);
-  o.command = {own_path(), "study",    f.file,     "--out",     f.out,
-               "--device", f.device.device, "--threads", std::to_string(threads)};
+  o.command = {own_path(),      "study",     f.file,
+               "--out",         f.out,       "--device",
+               f.device.device, "--threads", std::to_string(threads)};
   if (f.device.deterministic) o.command.push_back("--deterministic");
   if (f.dtype->count() > 0) o.command.insert(o.command.end(), {"--dtype", f.device.dtype});
   o.command.push_back("--run");
@@ -154,19 +155,22 @@ void run(const Flags& flags) {
     if (std::none_of(plan.arms.begin(), plan.arms.end(), [&](const StudyArm& a) { return a.name == arm; }))
       throw input_error("--arms", fmt::format("the study has no arm {}", quote_text(arm)));
   seconds_of(f.budget);
+  if (f.report && !file_exists(std::filesystem::path(f.out) / "runs"))
+    throw input_error(f.out, "holds no study to report on", "leave --report out to make its runs");
   StudyPoolOutcome outcome;
   if (!f.report) outcome = run_all(f, plan);
   const StudySummary summary = summarise_study(plan, f.out);
   write_report(f, plan, summary);
   const int64_t left = summary.runs_wanted - summary.runs_done;
   if (left > 0)
-    std::fprintf(stderr, "%s\n",
-                 fmt::format("{} of {} runs are left{}; the same command goes on where this one stopped", left,
-                             summary.runs_wanted, summary.left.empty() ? "" : ", next " + summary.left[0].id)
-                     .c_str());
+    std::fprintf(
+        stderr, "%s\n",
+        fmt::format("{} of {} runs are left{}; the same command goes on where this one stopped", left,
+                    summary.runs_wanted, summary.left.empty() ? "" : ", next " + summary.left[0].id)
+            .c_str());
   if (!outcome.errors.empty())
-    throw failure("study", fmt::format("{} runs failed, the first: {}", outcome.errors.size(),
-                                       outcome.errors[0]),
+    throw failure("study",
+                  fmt::format("{} runs failed, the first: {}", outcome.errors.size(), outcome.errors[0]),
                   "runs/*/log.txt have all of what they said; the same command tries again");
   if (outcome.interrupted) throw Error(ErrorKind::interrupted, "interrupted: what was done is saved");
 }
@@ -178,7 +182,8 @@ void add_study(CLI::App& app) {
   CLI::App& c = *app.add_subcommand(
       "study", "compare architectures as a file declares: arms x seeds, trained and measured, one report");
   c.add_option("file", flags->file, "the study (JSON, docs/study-howto.md)")->required();
-  c.add_option("--out", flags->out, "folder of the study: runs/, data/, report.md, .html and .json")->required();
+  c.add_option("--out", flags->out, "folder of the study: runs/, data/, report.md, .html and .json")
+      ->required();
   c.add_option("--jobs", flags->jobs, "runs side by side, a process each")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
@@ -191,7 +196,8 @@ void add_study(CLI::App& app) {
       ->delimiter(',');
   CLI::Option* report =
       c.add_flag("--report", flags->report, "only write the report of what is done, make no runs");
-  c.add_option("--run", flags->run, "make this one run in this process (what --jobs starts)")->excludes(report);
+  c.add_option("--run", flags->run, "make this one run in this process (what --jobs starts)")
+      ->excludes(report);
   add_device_flags(c, flags->device);
   flags->dtype = c.get_option("--dtype");
   c.footer("Example: hysparse study examples/study/tiny.json --out out/tiny --jobs 2 --budget 8m");

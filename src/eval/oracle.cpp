@@ -120,7 +120,8 @@ Oracle::Seen Oracle::look(const std::vector<int32_t>& ids) {
   again.trace = &fine;
   if (!pinned.empty()) again.pinned = &pinned;
   tokenwise_.forward(rt_, batch, tokens, kv, {}, again);
-  for (const OracleLayer& layer : result_.layers) seen.mass.emplace_back(fine.block_scores.at(layer.layer), rt_.memory);
+  for (const OracleLayer& layer : result_.layers)
+    seen.mass.emplace_back(fine.block_scores.at(layer.layer), rt_.memory);
   return seen;
 }
 

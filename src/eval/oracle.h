@@ -23,20 +23,22 @@ struct OracleMean {
 // "Selected" is what sparse layers read; at a full layer that none reads, the blocks of largest score.
 struct OracleLayer {
   int layer = 0;
-  bool read = false;           // by sparse layers
-  OracleMean neighbours;       // share of a token's blocks that its predecessor selected too, a KV head
-  OracleMean neighbour_chance; // what a random selection would share
-  // Attention mass on the tokens of the selected blocks, a KV head. Where a KV head has several query heads, a
-  // token's mass is the largest of theirs (what ranks it), and the share is of the sum of those.
+  bool read = false;            // by sparse layers
+  OracleMean neighbours;        // share of a token's blocks that its predecessor selected too, a KV head
+  OracleMean neighbour_chance;  // what a random selection would share
+  // Attention mass on the tokens of the selected blocks, a KV head. Where a KV head has several query heads,
+  // a token's mass is the largest of theirs (what ranks it), and the share is of the sum of those.
   OracleMean mass;
-  OracleMean share;                     // of the blocks behind a token that are selected: the mass of an even attention
-  std::map<int64_t, OracleMean> gold;   // by hop from 1: whether the asking token selects the block (any KV head)
+  OracleMean share;  // of the blocks behind a token that are selected: the mass of an even attention
+  std::map<int64_t, OracleMean>
+      gold;  // by hop from 1: whether the asking token selects the block (any KV head)
   std::map<int64_t, OracleMean> gold_chance;
 };
 struct OracleResult {
   int64_t rows = 0, tokens = 0, counted = 0;
   std::vector<OracleLayer> layers;  // the full ones
-  // [a][b]: share of the blocks of largest score of layer b (over its KV heads) that are among those of layer a.
+  // [a][b]: share of the blocks of largest score of layer b (over its KV heads) that are among those of layer
+  // a.
   std::vector<std::vector<OracleMean>> stability, stability_chance;
 };
 

@@ -10,7 +10,9 @@
 namespace hysparse {
 namespace {
 
-Json number(const OracleMean& m) { return m.count > 0 ? Json(m.value()) : Json(); }
+Json number(const OracleMean& m) {
+  return m.count > 0 ? Json(m.value()) : Json();
+}
 
 Json mean_json(const OracleMean& m, const OracleMean& chance) {
   Json j;
@@ -39,7 +41,8 @@ Table layers_table(const OracleResult& r) {
   Table t{{"full layer", "read", "mass covered", "neighbours alike"}, {}};
   for (const int64_t hop : hops_of(r)) t.head.push_back(fmt::format("gold block, hop {}", hop));
   for (const OracleLayer& l : r.layers) {
-    std::vector<std::string> row = {std::to_string(l.layer), l.read ? "yes" : "no", share_text(l.mass, l.share),
+    std::vector<std::string> row = {std::to_string(l.layer), l.read ? "yes" : "no",
+                                    share_text(l.mass, l.share),
                                     share_text(l.neighbours, l.neighbour_chance)};
     for (const int64_t hop : hops_of(r)) row.push_back(share_text(l.gold.at(hop), l.gold_chance.at(hop)));
     t.rows.push_back(row);
@@ -59,9 +62,10 @@ Table stability_table(const OracleResult& r) {
 }
 
 std::string intro(const ModelConfig& c, const OracleResult& r) {
-  return fmt::format("{} rows, {} tokens; {} of them have more blocks behind them than the {} of {} tokens that "
-                     "are selected, and count. In brackets: what a random selection of the same size would give.",
-                     r.rows, r.tokens, r.counted, c.entries(), c.hysparse_block_size);
+  return fmt::format(
+      "{} rows, {} tokens; {} of them have more blocks behind them than the {} of {} tokens that "
+      "are selected, and count. In brackets: what a random selection of the same size would give.",
+      r.rows, r.tokens, r.counted, c.entries(), c.hysparse_block_size);
 }
 
 std::string plain(const Table& t) {

@@ -84,9 +84,9 @@ RecallResult evaluate_recall(Runtime& rt, Model& model, const RecallTask& task, 
                          std::to_string(model.config().vocab_size),
                          "recall measures models that were trained on made tasks");
   if (task.length > model.config().max_position_embeddings)
-    throw expected_error("length", fmt::format("at most max_position_embeddings {}",
-                                               model.config().max_position_embeddings),
-                         std::to_string(task.length));
+    throw expected_error(
+        "length", fmt::format("at most max_position_embeddings {}", model.config().max_position_embeddings),
+        std::to_string(task.length));
   if (o.rows < 1) throw expected_error("samples", "at least 1", std::to_string(o.rows));
   const int64_t step = o.batch > 0 ? o.batch : std::max<int64_t>(1, 16384 / task.length);
   RecallResult result;

@@ -34,8 +34,8 @@ struct RecallOptions {
   std::function<void(int64_t rows_done)> progress;
 };
 
-// Rows kEvaluationRows (eval/recall_data.h) and on of the seed: never trained on. The result does not depend on
-// the batch (on a GPU, to rounding).
+// Rows kEvaluationRows (eval/recall_data.h) and on of the seed: never trained on. The result does not depend
+// on the batch (on a GPU, to rounding).
 RecallResult evaluate_recall(Runtime& rt, Model& model, const RecallTask& task, const RecallOptions& options);
 
 }  // namespace hysparse

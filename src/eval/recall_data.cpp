@@ -129,7 +129,8 @@ bool holds_recall_data(const fs::path& dir, const std::vector<RecallShare>& task
                        int64_t held_out_rows, uint64_t seed) {
   if (!file_exists(dir / "meta.json")) return false;
   const Json m = read_json_file(dir / "meta.json");
-  return m.is_object() && m.contains("recall") && m.at("recall") == recall_meta(tasks, rows, held_out_rows, seed);
+  return m.is_object() && m.contains("recall") &&
+         m.at("recall") == recall_meta(tasks, rows, held_out_rows, seed);
 }
 
 }  // namespace hysparse

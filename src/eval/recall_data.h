@@ -20,9 +20,9 @@ struct RecallShare {
 // kEvaluationRows on.
 inline constexpr uint64_t kHeldOutRows = uint64_t(1) << 40, kEvaluationRows = uint64_t(1) << 41;
 
-// Publishes `dir`: train.tokens and holdout.tokens in the format of packed conversations (docs/formats.md), with
-// meta.json and without a tokenizer. All tasks have the same length, which train.seq_len must equal. The files
-// depend on the tasks, `seed` and the counts alone. Error(input) naming `where`.
+// Publishes `dir`: train.tokens and holdout.tokens in the format of packed conversations (docs/formats.md),
+// with meta.json and without a tokenizer. All tasks have the same length, which train.seq_len must equal. The
+// files depend on the tasks, `seed` and the counts alone. Error(input) naming `where`.
 void write_recall_data(const std::filesystem::path& dir, const std::vector<RecallShare>& tasks, int64_t rows,
                        int64_t held_out_rows, uint64_t seed, ThreadPool& pool, const std::string& where);
 

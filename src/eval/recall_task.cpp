@@ -26,8 +26,12 @@ using namespace recall;
 
 constexpr int64_t kDigitsOfNumber = 4, kDigits = 10;
 
-bool has_hops(RecallKind kind) { return kind == RecallKind::chain || kind == RecallKind::walk; }
-bool labelled(const RecallTask& t) { return t.task == RecallKind::walk && t.chains > 1; }
+bool has_hops(RecallKind kind) {
+  return kind == RecallKind::chain || kind == RecallKind::walk;
+}
+bool labelled(const RecallTask& t) {
+  return t.task == RecallKind::walk && t.chains > 1;
+}
 int64_t max_hops(const RecallTask& t) {
   return has_hops(t.task) ? *std::max_element(t.hops.begin(), t.hops.end()) : 1;
 }
@@ -36,8 +40,12 @@ int64_t unit_tokens(const RecallTask& t) {
   if (t.task == RecallKind::phonebook) return 2 + kDigitsOfNumber;
   return labelled(t) ? 3 : 2;
 }
-int64_t query_tokens(const RecallTask& t) { return 1 + unit_tokens(t); }  // with its answer
-int64_t body_tokens(const RecallTask& t) { return t.length - t.queries * query_tokens(t); }
+int64_t query_tokens(const RecallTask& t) {
+  return 1 + unit_tokens(t);
+}  // with its answer
+int64_t body_tokens(const RecallTask& t) {
+  return t.length - t.queries * query_tokens(t);
+}
 
 // The most pairs that the symbols can name.
 int64_t nameable(const RecallTask& t) {
@@ -52,7 +60,9 @@ int64_t nameable(const RecallTask& t) {
       return t.chains * (t.symbols - 1);
   }
 }
-int64_t edges_of_chain(const RecallTask& t) { return recall_pairs(t) / t.chains; }
+int64_t edges_of_chain(const RecallTask& t) {
+  return recall_pairs(t) / t.chains;
+}
 
 // Different questions that a row allows, at its longest hop.
 int64_t askable(const RecallTask& t) {
@@ -131,7 +141,9 @@ std::vector<int32_t> asked(const RecallTask& t, int64_t count, Rng& rng) {
   all.resize(static_cast<size_t>(t.queries));
   return all;
 }
-int64_t drawn_hops(const RecallTask& t, Rng& rng) { return t.hops[rng.below(t.hops.size())]; }
+int64_t drawn_hops(const RecallTask& t, Rng& rng) {
+  return t.hops[rng.below(t.hops.size())];
+}
 
 RecallRow make_mqar(const RecallTask& t, Rng& rng) {
   RowMaker row(t, rng);
@@ -139,7 +151,8 @@ RecallRow make_mqar(const RecallTask& t, Rng& rng) {
   const std::vector<int32_t> keys = shuffled(kSymbol, half, rng);
   std::vector<std::vector<std::vector<int32_t>>> tracks;
   for (int64_t i = 0; i < pairs; ++i)
-    tracks.push_back({{keys[size_t(i)], kSymbol + static_cast<int32_t>(half + int64_t(rng.below(uint64_t(half))))}});
+    tracks.push_back(
+        {{keys[size_t(i)], kSymbol + static_cast<int32_t>(half + int64_t(rng.below(uint64_t(half))))}});
   row.body(tracks);
   for (const int32_t i : asked(t, pairs, rng)) {
     const std::vector<int32_t>& pair = tracks[size_t(i)][0];
@@ -266,14 +279,17 @@ void validate_recall_task(const RecallTask& t, const std::string& where) {
                       "chain and walk have");
   const int64_t pairs = body_tokens(t) >= 0 ? recall_pairs(t) : 0;
   const auto no_room = [&](const std::string& what, const std::string& hint) {
-    throw input_error(where, fmt::format("{} of {} tokens with {} questions: {}", enum_name(t.task), t.length,
-                                         t.queries, what), hint);
+    throw input_error(
+        where,
+        fmt::format("{} of {} tokens with {} questions: {}", enum_name(t.task), t.length, t.queries, what),
+        hint);
   };
   if (pairs < 1 || pairs * unit_tokens(t) > body_tokens(t))
-    no_room(fmt::format("no room for {} of {} tokens",
-                        t.pairs > 0 ? fmt::format("{} pairs", t.pairs) : std::string("a pair for every chain"),
-                        unit_tokens(t)),
-            "make length larger, or pairs or queries smaller");
+    no_room(
+        fmt::format("no room for {} of {} tokens",
+                    t.pairs > 0 ? fmt::format("{} pairs", t.pairs) : std::string("a pair for every chain"),
+                    unit_tokens(t)),
+        "make length larger, or pairs or queries smaller");
   if (pairs > nameable(t))
     no_room(fmt::format("{} pairs, but {} symbols name {} at most", pairs, t.symbols, nameable(t)),
             "make symbols larger or pairs smaller");

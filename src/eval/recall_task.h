@@ -19,8 +19,8 @@ namespace hysparse {
 //   chain      [x0 v], then [x1 x0], ...: each statement behind the one it names, so that every position can
 //              be resolved when it is read; asked [hop(h) x(h-1)] -> v. Other chains are distractors
 //   walk       edges [a b] of one path, in any order; asked [hop(h) a] -> the node h edges on, so that the
-//              asking position must follow them by itself. chains > 1: edges [label a b] of as many paths over
-//              the same nodes; asked [hop(h) label a]
+//              asking position must follow them by itself. chains > 1: edges [label a b] of as many paths
+//              over the same nodes; asked [hop(h) label a]
 enum class RecallKind { mqar, copy, phonebook, chain, walk };
 template <>
 struct EnumNames<RecallKind> {
@@ -45,7 +45,8 @@ struct RecallTask {
           "pairs (mqar), entries (phonebook), statements (chain) or edges (walk) a row; 0: as many as fit");
     visit("queries", &T::queries, "questions a row, all different (copy: has one text)");
     visit("hops", &T::hops, "chain, walk: how far a question asks; drawn evenly from this list");
-    visit("chains", &T::chains, "chain, walk: chains a row, the others being distractors; walk: labelled if > 1");
+    visit("chains", &T::chains,
+          "chain, walk: chains a row, the others being distractors; walk: labelled if > 1");
     visit("symbols", &T::symbols, "how many symbols keys, values and nodes are drawn from, at most 128");
   }
 };
@@ -55,13 +56,16 @@ namespace recall {
 inline constexpr int32_t kEnd = 0, kSeparator = 1, kHop = 8, kLabel = 16, kSymbol = 32, kDigit = 160,
                          kFiller = 192;
 inline constexpr int64_t kVocabulary = 256, kMaxHops = 8, kMaxLabels = 16, kMaxSymbols = 128, kFillers = 64;
-inline constexpr int32_t hop(int64_t h) { return kHop + static_cast<int32_t>(h) - 1; }
+inline constexpr int32_t hop(int64_t h) {
+  return kHop + static_cast<int32_t>(h) - 1;
+}
 }  // namespace recall
 
 struct RecallAnswer {
-  int64_t at = 0;             // the token that answers; a model is right that predicts it at position at - 1
-  int64_t hops = 1;           // of its question
-  std::vector<int64_t> gold;  // where each hop is read, in order: the last token of the unit (copy: the symbol)
+  int64_t at = 0;    // the token that answers; a model is right that predicts it at position at - 1
+  int64_t hops = 1;  // of its question
+  std::vector<int64_t>
+      gold;  // where each hop is read, in order: the last token of the unit (copy: the symbol)
 };
 struct RecallRow {
   std::vector<int32_t> tokens;  // `length` of them

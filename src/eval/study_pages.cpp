@@ -10,11 +10,16 @@ namespace hysparse {
 namespace {
 
 constexpr const char* kRules =
-    "A seed is the unit: an interval is the 95 % t interval over seeds, and arms are compared by the differences "
-    "of runs with the same seed (the same data in the same order, the same initial values of what they share). "
-    "\"A beats B\" holds where that interval lies above 0; \"A matches B\" where it lies above minus the margin. "
-    "A test needs 3 seeds, and an arm that is known to be able (the gate) must have learned the task. A claim is "
-    "reproduced where all its tests hold, partly where some do, contradicted where none holds and one shows the "
+    "A seed is the unit: an interval is the 95 % t interval over seeds, and arms are compared by the "
+    "differences "
+    "of runs with the same seed (the same data in the same order, the same initial values of what they "
+    "share). "
+    "\"A beats B\" holds where that interval lies above 0; \"A matches B\" where it lies above minus the "
+    "margin. "
+    "A test needs 3 seeds, and an arm that is known to be able (the gate) must have learned the task. A "
+    "claim is "
+    "reproduced where all its tests hold, partly where some do, contradicted where none holds and one shows "
+    "the "
     "opposite, else not shown.";
 
 using Row = std::vector<std::string>;
@@ -45,8 +50,8 @@ Table claims_table(const StudySummary& s) {
     for (size_t i = 0; i < c.tests.size(); ++i) {
       const StudyTestResult& r = c.tests[i];
       const bool beats = r.test.relation == StudyRelation::beats;
-      std::string test = fmt::format("{}: {} {} {}", r.test.evaluation, r.test.arm, beats ? "beats" : "matches",
-                                     r.test.other);
+      std::string test = fmt::format("{}: {} {} {}", r.test.evaluation, r.test.arm,
+                                     beats ? "beats" : "matches", r.test.other);
       if (!beats) test += fmt::format(" within {:g}", r.test.margin);
       if (!r.test.size.empty()) test = r.test.size + ", " + test;
       t.rows.push_back({i == 0 ? c.claim : "", i == 0 ? std::string(name_of(c.verdict)) : "", test,
@@ -154,8 +159,7 @@ std::vector<Table> tables_of(const StudyPlan& plan, const StudySummary& s) {
 std::string state_text(const StudyPlan& plan, const StudySummary& s) {
   std::string text = fmt::format("{} of {} runs are done, {} optimiser steps each; {} seeds are asked for.",
                                  s.runs_done, s.runs_wanted, plan.steps(), plan.seeds.size());
-  if (!plan.gate_arm.empty())
-    text += fmt::format(" Gate: {} above {:g}.", plan.gate_arm, plan.gate_above);
+  if (!plan.gate_arm.empty()) text += fmt::format(" Gate: {} above {:g}.", plan.gate_arm, plan.gate_above);
   return text;
 }
 

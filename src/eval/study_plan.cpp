@@ -38,7 +38,9 @@ class Node {
     if (!v.is_string()) throw expected_error(at(key), "a text", v.dump());
     return v.get<std::string>();
   }
-  std::string text_or(const char* key, const std::string& other) const { return has(key) ? text(key) : other; }
+  std::string text_or(const char* key, const std::string& other) const {
+    return has(key) ? text(key) : other;
+  }
   double number(const char* key, double other) const {
     if (!has(key)) return other;
     if (!raw(key).is_number()) throw expected_error(at(key), "a number", raw(key).dump());
@@ -73,8 +75,8 @@ void lay_over(Json& base, const Json& top) {
 
 void check_name(const std::string& name, const std::string& where) {
   const auto ok = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
-           c == '-' || c == ' ';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '.' || c == '-' || c == ' ';
   };
   if (name.empty() || name.size() > 60 || !std::all_of(name.begin(), name.end(), ok) || name[0] == '.')
     throw expected_error(where, "a name of letters, digits, blanks and _ . -", quote_text(name));
@@ -173,9 +175,9 @@ class Reader {
         const Node task(t, at, with(task_keys(), {"weight"}));
         phase.tasks.push_back({read_task(t, at, {"weight"}), task.whole("weight", 1, 1)});
         if (phase.tasks.back().task.length != phase.tasks[0].task.length)
-          throw expected_error(at, fmt::format("the length {} of the phase's first task",
-                                               phase.tasks[0].task.length),
-                               std::to_string(phase.tasks.back().task.length));
+          throw expected_error(
+              at, fmt::format("the length {} of the phase's first task", phase.tasks[0].task.length),
+              std::to_string(phase.tasks.back().task.length));
       }
       phase_trains_.push_back(node.object_or_empty("train"));
       phase.rows = node.whole("rows", 0, 1);
@@ -272,10 +274,10 @@ class Reader {
     RunConfig config = parse_run_config(dump_json(json), where);
     for (const StudyEvaluation& e : plan_.evaluations)
       if (e.task.length > config.model.max_position_embeddings)
-        throw expected_error(where,
-                             fmt::format("max_position_embeddings of at least the {} tokens of \"{}\"",
-                                         e.task.length, e.name),
-                             std::to_string(config.model.max_position_embeddings));
+        throw expected_error(
+            where,
+            fmt::format("max_position_embeddings of at least the {} tokens of \"{}\"", e.task.length, e.name),
+            std::to_string(config.model.max_position_embeddings));
     if (config.model.vocab_size < recall::kVocabulary)
       throw expected_error(where, fmt::format("vocab_size of at least {}", recall::kVocabulary),
                            std::to_string(config.model.vocab_size));
@@ -373,7 +375,9 @@ int64_t StudyPlan::steps() const {
 StudyPlan parse_study(const std::string& json_text, const std::string& where) {
   return Reader(parse_json(json_text, where), where).read();
 }
-StudyPlan load_study(const std::filesystem::path& file) { return parse_study(read_file(file), file.string()); }
+StudyPlan load_study(const std::filesystem::path& file) {
+  return parse_study(read_file(file), file.string());
+}
 
 std::string run_description(const StudyPlan& plan, const StudyRun& run) {
   Json j;

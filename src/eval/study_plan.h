@@ -76,8 +76,8 @@ struct StudyPlan {
   int64_t steps() const;  // of all phases together, of the first size's first arm
 };
 
-// Throws Error(input) that names the file, the arm or phase, and the key: unknown keys and arms, claims on what
-// nobody measures, settings that contradict each other.
+// Throws Error(input) that names the file, the arm or phase, and the key: unknown keys and arms, claims on
+// what nobody measures, settings that contradict each other.
 StudyPlan load_study(const std::filesystem::path& file);
 StudyPlan parse_study(const std::string& json_text, const std::string& where);
 

@@ -26,7 +26,9 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+double seconds_since(Clock::time_point t) {
+  return std::chrono::duration<double>(Clock::now() - t).count();
+}
 
 struct Job {
   StudyRun run;
@@ -41,7 +43,8 @@ std::string last_words(const fs::path& log) {
   const size_t end = all.find_last_not_of(" \r\n");
   if (end == std::string::npos) return "it said nothing";
   const size_t begin = all.find_last_of('\n', end);
-  return all.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin + 1) + 1);
+  return all.substr(begin == std::string::npos ? 0 : begin + 1,
+                    end - (begin == std::string::npos ? 0 : begin + 1) + 1);
 }
 
 std::vector<std::string> environment_with_gpu(int gpu) {
@@ -63,13 +66,12 @@ pid_t start(const StudyPoolOptions& options, const StudyRun& run, int slot, cons
   fs::create_directories(log.parent_path());
   std::vector<std::string> arguments = options.command;
   arguments.push_back(run.id);
-  std::vector<std::string> environment =
-      environment_with_gpu(options.gpus > 0 ? slot % options.gpus : -1);
+  std::vector<std::string> environment = environment_with_gpu(options.gpus > 0 ? slot % options.gpus : -1);
   const std::vector<char*> argv = pointers(arguments), envp = pointers(environment);
   const int fd = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (fd < 0) throw io_error(log, "open the log", errno);
   const pid_t parent = getpid(), pid = fork();
-  if (pid == 0) {  // system calls alone from here
+  if (pid == 0) {   // system calls alone from here
     setpgid(0, 0);  // Ctrl-C reaches the study, which tells its runs
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(1);
@@ -158,13 +160,13 @@ class Pool {
         failed_.insert(job.run.id);
         outcome_.errors.push_back(job.run.id + ": it ended without a result");
       } else if (good) {
-        say(fmt::format("{} of {} runs: {} in {:.1f} s", done_, wanted_, job.run.id, seconds_since(job.began)));
+        say(fmt::format("{} of {} runs: {} in {:.1f} s", done_, wanted_, job.run.id,
+                        seconds_since(job.began)));
       } else if (!saved) {
         failed_.insert(job.run.id);
-        const std::string why = WIFSIGNALED(status)
-                                    ? fmt::format("ended by signal {} ({})", WTERMSIG(status),
-                                                  strsignal(WTERMSIG(status)))
-                                    : last_words(log_of(job.run));
+        const std::string why = WIFSIGNALED(status) ? fmt::format("ended by signal {} ({})", WTERMSIG(status),
+                                                                  strsignal(WTERMSIG(status)))
+                                                    : last_words(log_of(job.run));
         outcome_.errors.push_back(job.run.id + ": " + why);
         say("failed: " + outcome_.errors.back());
       }

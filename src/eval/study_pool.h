@@ -12,8 +12,8 @@
 namespace hysparse {
 
 struct StudyPoolOptions {
-  // The program that makes one run; its arguments are `command` and then the run's id. It exits with 0 when the
-  // run's result is there, with 130 when it was told to stop (SIGTERM) and has saved.
+  // The program that makes one run; its arguments are `command` and then the run's id. It exits with 0 when
+  // the run's result is there, with 130 when it was told to stop (SIGTERM) and has saved.
   std::vector<std::string> command;
   int jobs = 1;
   int gpus = 0;               // > 0: job i sees GPU i % gpus alone (CUDA_VISIBLE_DEVICES)

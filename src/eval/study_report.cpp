@@ -38,7 +38,8 @@ Interval paired(const StudyCell& a, const StudyCell& b, size_t evaluation) {
   return t_interval(differences);
 }
 
-StudyTestResult decide(const StudyPlan& plan, const StudySummary& summary, const StudyTest& test, size_t size) {
+StudyTestResult decide(const StudyPlan& plan, const StudySummary& summary, const StudyTest& test,
+                       size_t size) {
   StudyTestResult r;
   r.test = test;
   r.test.size = plan.sizes[size];
@@ -46,8 +47,7 @@ StudyTestResult decide(const StudyPlan& plan, const StudySummary& summary, const
   r.difference = paired(cell_of(summary, size, arm_index(plan, test.arm)),
                         cell_of(summary, size, arm_index(plan, test.other)), e);
   std::optional<double> gate;
-  if (!plan.gate_arm.empty())
-    gate = cell_of(summary, size, arm_index(plan, plan.gate_arm)).accuracy[e].mean;
+  if (!plan.gate_arm.empty()) gate = cell_of(summary, size, arm_index(plan, plan.gate_arm)).accuracy[e].mean;
   r.outcome = judge_test(test, r.difference, gate, plan.gate_above);
   return r;
 }
@@ -171,7 +171,9 @@ StudySummary summarise_study(const StudyPlan& plan, const std::filesystem::path&
 
 namespace {
 
-Json number(double x) { return std::isfinite(x) ? Json(x) : Json(); }
+Json number(double x) {
+  return std::isfinite(x) ? Json(x) : Json();
+}
 Json interval_json(const Interval& i) {
   Json j;
   j["n"] = i.n;

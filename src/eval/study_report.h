@@ -22,9 +22,9 @@ TestOutcome judge_test(const StudyTest& test, const Interval& difference, std::o
                        double gate_above);
 
 enum class Verdict { reproduced, partly, not_shown, contradicted, not_learned };
-// Of the tests that could decide (not those not learned or with too few seeds): all hold: reproduced; some hold:
-// partly; none holds and at least one is opposite: contradicted; else not shown. Where none could decide because
-// of the gate: not learned.
+// Of the tests that could decide (not those not learned or with too few seeds): all hold: reproduced; some
+// hold: partly; none holds and at least one is opposite: contradicted; else not shown. Where none could
+// decide because of the gate: not learned.
 Verdict judge_claim(const std::vector<TestOutcome>& tests);
 std::string_view name_of(TestOutcome outcome);
 std::string_view name_of(Verdict verdict);

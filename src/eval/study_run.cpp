@@ -19,13 +19,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path data_folder(const fs::path& out, const StudyPhase& phase) { return out / "data" / phase.name; }
+fs::path data_folder(const fs::path& out, const StudyPhase& phase) {
+  return out / "data" / phase.name;
+}
 fs::path phase_folder(const StudyPlan& plan, const fs::path& run, size_t phase) {
   return run / fmt::format("{}-{}", phase + 1, plan.phases[phase].name);
 }
 
-Json number(double x) { return std::isfinite(x) ? Json(x) : Json(); }
-double number_of(const Json& j) { return j.is_null() ? NAN : j.get<double>(); }
+Json number(double x) {
+  return std::isfinite(x) ? Json(x) : Json();
+}
+double number_of(const Json& j) {
+  return j.is_null() ? NAN : j.get<double>();
+}
 
 // The folder is this run's, or becomes it.
 void claim_folder(const StudyPlan& plan, const StudyRun& run, const fs::path& dir) {
@@ -35,9 +41,10 @@ void claim_folder(const StudyPlan& plan, const StudyRun& run, const fs::path& di
     fs::create_directories(dir);
     write_file_atomic(file, description);
   } else if (read_file(file) != description) {
-    throw input_error(dir.string(), fmt::format("holds another run named {}: the study's settings have changed",
-                                                quote_text(run.id)),
-                      "choose another --out, or remove that folder");
+    throw input_error(
+        dir.string(),
+        fmt::format("holds another run named {}: the study's settings have changed", quote_text(run.id)),
+        "choose another --out, give the same --dtype as before, or remove that folder");
   }
 }
 
@@ -71,7 +78,8 @@ class Curve {
       }
       StudyPoint& p = points[line.at("step").get<int64_t>()];
       p.step = line.at("step").get<int64_t>();
-      for (const auto& item : line.at("accuracy").items()) p.accuracy[item.key()] = item.value().get<double>();
+      for (const auto& item : line.at("accuracy").items())
+        p.accuracy[item.key()] = item.value().get<double>();
     }
     std::vector<StudyPoint> out;
     for (auto& [step, p] : points) out.push_back(std::move(p));
@@ -166,7 +174,9 @@ double StudyResult::mean_nats() const {
   return sum / static_cast<double>(scores.size());
 }
 
-fs::path study_run_folder(const fs::path& out, const StudyRun& run) { return out / "runs" / run.id; }
+fs::path study_run_folder(const fs::path& out, const StudyRun& run) {
+  return out / "runs" / run.id;
+}
 
 void write_study_data(const StudyPlan& plan, const fs::path& out, ThreadPool& pool) {
   fs::create_directories(out / "data");
@@ -201,8 +211,8 @@ StudyResult run_study_run(Runtime& rt, const StudyPlan& plan, const StudyRun& ru
     result["heldout_nats"] = done.at("nats");
   }
   const RunConfig config = plan.config_of(run, phases - 1);
-  result["scores"] = measure(rt, plan, phase_folder(plan, dir, phases - 1) / "model",
-                             compute_of(config.train.dtype), stop);
+  result["scores"] =
+      measure(rt, plan, phase_folder(plan, dir, phases - 1) / "model", compute_of(config.train.dtype), stop);
   result["tokens"] = tokens;
   result["steps"] = steps;
   result["seconds"] = seconds;
@@ -219,7 +229,8 @@ StudyResult run_study_run(Runtime& rt, const StudyPlan& plan, const StudyRun& ru
   return result_of(plan, run, result, curve);
 }
 
-std::optional<StudyResult> read_study_result(const StudyPlan& plan, const StudyRun& run, const fs::path& out) {
+std::optional<StudyResult> read_study_result(const StudyPlan& plan, const StudyRun& run,
+                                             const fs::path& out) {
   const fs::path dir = study_run_folder(out, run);
   if (!file_exists(dir / "result.json")) return {};
   claim_folder(plan, run, dir);

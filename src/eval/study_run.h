@@ -43,8 +43,8 @@ struct StudyResult {
 void write_study_data(const StudyPlan& plan, const std::filesystem::path& out, ThreadPool& pool);
 
 // Goes on where an earlier call was interrupted: at a phase, or at a checkpoint inside one. Throws
-// Error(interrupted) once `stop` is set and the state is saved; Error(input) where the folder holds another run
-// of this name.
+// Error(interrupted) once `stop` is set and the state is saved; Error(input) where the folder holds another
+// run of this name.
 StudyResult run_study_run(Runtime& rt, const StudyPlan& plan, const StudyRun& run,
                           const std::filesystem::path& out, const std::atomic<bool>* stop);
 

@@ -49,9 +49,12 @@ std::string html_escape(const std::string& in) {
   return out;
 }
 
-std::string series_color(size_t i) { return kColors[i % std::size(kColors)]; }
+std::string series_color(size_t i) {
+  return kColors[i % std::size(kColors)];
+}
 
-std::string svg_lines(const std::string& title, const std::string& x_name, const std::vector<SvgLine>& lines) {
+std::string svg_lines(const std::string& title, const std::string& x_name,
+                      const std::vector<SvgLine>& lines) {
   const double plot = 240, height = kTop + plot + 44 + 16 * static_cast<double>((lines.size() + 2) / 3);
   double top_x = 1;
   for (const SvgLine& l : lines)
@@ -62,7 +65,8 @@ std::string svg_lines(const std::string& title, const std::string& x_name, const
   for (int i = 0; i <= 4; ++i) {
     body += line(kLeft, py(i / 4.0), kWidth - kRight, py(i / 4.0), kGrid);
     body += text(kLeft - 6, py(i / 4.0) + 4, "end", fmt::format("{:g}", i / 4.0));
-    body += text(px(top_x * i / 4), kTop + plot + 16, "middle", fmt::format("{:g}", std::round(top_x * i / 4)));
+    body +=
+        text(px(top_x * i / 4), kTop + plot + 16, "middle", fmt::format("{:g}", std::round(top_x * i / 4)));
   }
   body += text((kLeft + kWidth - kRight) / 2, kTop + plot + 32, "middle", x_name);
   for (size_t i = 0; i < lines.size(); ++i) {
@@ -101,8 +105,9 @@ std::string svg_strips(const std::string& title, const std::vector<SvgStrip>& st
       body += line(px(s.mean), y - 8, px(s.mean), y + 8,
                    fmt::format("stroke=\"{}\" stroke-width=\"2\"", series_color(i)));
     for (const double p : s.points)
-      body += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\" fill-opacity=\"0.75\"/>\n",
-                          px(p), y, series_color(i));
+      body +=
+          fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\" fill-opacity=\"0.75\"/>\n",
+                      px(p), y, series_color(i));
   }
   return frame(height, title, body);
 }
@@ -120,9 +125,10 @@ std::string svg_matrix(const std::string& title, const std::vector<std::string>&
       const double v = cells[r][c], x = kLeft + side * static_cast<double>(c);
       if (!std::isfinite(v)) continue;
       const int shade = static_cast<int>(std::lround(255 - 175 * std::clamp(v, 0.0, 1.0)));
-      body += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
-                          "fill=\"rgb({},{},255)\" stroke=\"#fff\"/>\n",
-                          x, y, side, side, shade, shade);
+      body += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
+          "fill=\"rgb({},{},255)\" stroke=\"#fff\"/>\n",
+          x, y, side, side, shade, shade);
       body += text(x + side / 2, y + side / 2 + 4, "middle", fmt::format("{:.2f}", v));
     }
   }
@@ -133,7 +139,8 @@ std::string html_page(const std::string& title, const std::string& body) {
   return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
          "content=\"width=device-width, initial-scale=1\">\n<title>" +
          html_escape(title) +
-         "</title>\n<style>\nbody{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}"
+         "</title>\n<style>\nbody{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 "
+         "1em;color:#222}"
          "\ntable{border-collapse:collapse;margin:1em 0}\nth,td{border:1px solid #ccc;padding:.25em .6em;"
          "text-align:right}\nth:first-child,td:first-child{text-align:left}\nsvg{width:100%;max-width:46em;"
          "display:block;margin:1.5em 0}\n.scroll{overflow-x:auto}\n</style>\n</head>\n<body>\n" +

@@ -20,7 +20,7 @@ std::string svg_lines(const std::string& title, const std::string& x_name, const
 
 struct SvgStrip {
   std::string name;
-  std::vector<double> points;        // single values
+  std::vector<double> points;          // single values
   double mean = 0, low = 0, high = 0;  // NaN: not drawn
 };
 // A row a strip: its points, its mean and interval; the axis from 0 to 1. `mark`: a dashed line there, unless

@@ -60,10 +60,13 @@ TEST(Study, PiecesMakeTheSameReportAsOneGo) {
   for (const auto& e : fs::recursive_directory_iterator(dir / "whole/runs"))
     if (e.path().filename() == "2-long" && e.path().string().find("hysparse") != std::string::npos)
       model = e.path() / "model";
-  const Result recall = run("eval recall --threads 1 --json --samples 8 --task walk --hops 1,2 --length 64 --queries 2 --model " + model);
+  const Result recall = run(
+      "eval recall --threads 1 --json --samples 8 --task walk --hops 1,2 --length 64 --queries 2 --model " +
+      model);
   EXPECT_EQ(recall.code, 0) << recall.output;
   EXPECT_NE(recall.output.find("\"answers\": 16"), std::string::npos) << recall.output;
-  const Result oracle = run("eval oracle --threads 1 --rows 2 --task walk --hops 2 --length 64 --model " + model + " --html " + (dir / "o.html"));
+  const Result oracle = run("eval oracle --threads 1 --rows 2 --task walk --hops 2 --length 64 --model " +
+                            model + " --html " + (dir / "o.html"));
   EXPECT_EQ(oracle.code, 0) << oracle.output;
   EXPECT_NE(oracle.output.find("gold block, hop 2"), std::string::npos) << oracle.output;
   EXPECT_NE(read_text(dir / "o.html").find("<svg"), std::string::npos);

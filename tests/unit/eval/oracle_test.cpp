@@ -18,7 +18,9 @@ RecallTask task() {
   t.hops = {2};
   return t;
 }
-RecallRow row(uint64_t i) { return make_recall_row(task(), 1, kEvaluationRows + i); }
+RecallRow row(uint64_t i) {
+  return make_recall_row(task(), 1, kEvaluationRows + i);
+}
 
 // With queries of zero every score of a token is the same: what is selected, and what it covers, is known.
 TEST(Oracle, AnEvenAttentionCoversItsShareAndTakesTheFirstBlocks) {

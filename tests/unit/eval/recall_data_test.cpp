@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 #include "eval/recall.h"
-#include "unit/eval/tiny.h"
 #include "io/files.h"
 #include "train/data.h"
+#include "unit/eval/tiny.h"
 
 namespace hysparse {
 namespace {

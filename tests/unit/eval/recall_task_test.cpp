@@ -29,10 +29,18 @@ RecallTask walk(int64_t length, std::vector<int64_t> hops, int64_t pairs = 0, in
   return t;
 }
 
-bool is_symbol(int32_t id) { return id >= kSymbol && id < kSymbol + kMaxSymbols; }
-bool is_label(int32_t id) { return id >= kLabel && id < kLabel + kMaxLabels; }
-bool is_question(int32_t id) { return id >= kHop && id < kHop + kMaxHops; }
-bool is_filler(int32_t id) { return id >= kFiller && id < kFiller + kFillers; }
+bool is_symbol(int32_t id) {
+  return id >= kSymbol && id < kSymbol + kMaxSymbols;
+}
+bool is_label(int32_t id) {
+  return id >= kLabel && id < kLabel + kMaxLabels;
+}
+bool is_question(int32_t id) {
+  return id >= kHop && id < kHop + kMaxHops;
+}
+bool is_filler(int32_t id) {
+  return id >= kFiller && id < kFiller + kFillers;
+}
 
 // Reads a row with nothing but its tokens: what the body says, and for each question the answer that follows
 // from it. Knows the formats of recall_task.h and nothing of how rows are made.

@@ -5,10 +5,10 @@
 #include <set>
 
 #include "base/error.h"
-#include "unit/eval/study_examples.h"
 #include "eval/study_run.h"
-#include "unit/eval/tiny.h"
 #include "model/plan.h"
+#include "unit/eval/study_examples.h"
+#include "unit/eval/tiny.h"
 
 namespace hysparse {
 namespace {
@@ -55,7 +55,8 @@ TEST(StudyPlan, SharedTensorsBeginTheSameInEveryArm) {
     weights.back()->init_random(c, layers, 9);
   }
   int shared = 0, own = 0;
-  for (const WeightSpec& spec : weight_specs(plan.configs[0][2][0].model, build_layer_plan(plan.configs[0][2][0].model))) {
+  for (const WeightSpec& spec :
+       weight_specs(plan.configs[0][2][0].model, build_layer_plan(plan.configs[0][2][0].model))) {
     const Weight *a = weights[2]->find(spec.name), *b = weights[0]->find(spec.name);
     if (!b) {
       ++own;
@@ -72,7 +73,8 @@ TEST(StudyPlan, SharedTensorsBeginTheSameInEveryArm) {
 
 TEST(StudyPlan, SizesMultiplyTheArms) {
   const StudyPlan plan = parse_study(
-      changed("\"arms\":", R"("sizes": [{"name": "a"}, {"name": "b", "model": {"hidden_size": 48}}], "arms":)"),
+      changed("\"arms\":",
+              R"("sizes": [{"name": "a"}, {"name": "b", "model": {"hidden_size": 48}}], "arms":)"),
       "small.json");
   EXPECT_EQ(plan.search_runs().size(), 12u);
   EXPECT_EQ(plan.configs[1][0][0].model.hidden_size, 48);
@@ -90,8 +92,10 @@ TEST(StudyPlan, BadFilesAreNamed) {
       EXPECT_NE(std::string(e.what()).find(what), std::string::npos) << e.what() << "\nexpected: " << what;
     }
   };
-  refused(changed("\"beats\": \"swa full-less\"", "\"beats\": \"swa ful-less\""), "did you mean \"swa full-less\"");
-  refused(changed("\"arm\": \"full\", \"above\"", "\"arm\": \"fool\", \"above\""), "no arm is named \"fool\"");
+  refused(changed("\"beats\": \"swa full-less\"", "\"beats\": \"swa ful-less\""),
+          "did you mean \"swa full-less\"");
+  refused(changed("\"arm\": \"full\", \"above\"", "\"arm\": \"fool\", \"above\""),
+          "no arm is named \"fool\"");
   refused(changed("\"evaluation\": \"two\", \"arm\": \"full\"", "\"evaluation\": \"to\", \"arm\": \"full\""),
           "no evaluation is named \"to\"");
   refused(changed("\"seeds\": [1, 2, 3]", "\"seeds\": [1, 1]"), "twice");
@@ -100,8 +104,9 @@ TEST(StudyPlan, BadFilesAreNamed) {
   refused(changed("\"seeds\"", "\"seedz\""), "did you mean \"seeds\"");
   refused(changed("{\"attention\": \"hysparse\"}", "{\"attention\": \"hysparse\", \"hidden_sise\": 4}"),
           "did you mean \"hidden_size\"");
-  refused(changed("{\"attention\": \"hysparse\"}", "{\"attention\": \"hysparse\", \"hysparse_topk_tokens\": 6}"),
-          "arm \"sparse\"");
+  refused(
+      changed("{\"attention\": \"hysparse\"}", "{\"attention\": \"hysparse\", \"hysparse_topk_tokens\": 6}"),
+      "arm \"sparse\"");
   refused(changed("{\"attention\": \"hysparse\"}",
                   "{\"attention\": \"full\", \"layer_types\": [\"full_attention\", \"sliding_attention\", "
                   "\"full_attention\"]}"),
@@ -119,7 +124,8 @@ TEST(StudyPlan, BadFilesAreNamed) {
   refused(changed("\"name\": \"sparse\"", "\"name\": \"full\""), "twice");
   refused(changed("\"matches\": \"full\"}]}\n  ]", "\"matches\": \"full\", \"beats\": \"sparse\"}]}\n  ]"),
           "one of \"beats\" and \"matches\"");
-  refused(changed("\"max_position_embeddings\": 128", "\"max_position_embeddings\": 40"), "max_position_embeddings");
+  refused(changed("\"max_position_embeddings\": 128", "\"max_position_embeddings\": 40"),
+          "max_position_embeddings");
   refused("[]", "an object");
 }
 
@@ -132,8 +138,22 @@ TEST(StudyPlan, ADescriptionTellsRunsApart) {
   const StudyPlan other = parse_study(changed("\"samples\": 16", "\"samples\": 17"), "small.json");
   EXPECT_NE(run_description(plan, run), run_description(other, run));
   // What a run is does not depend on which seeds, arms and claims stand beside it.
-  const StudyPlan more = parse_study(changed("\"seeds\": [1, 2, 3]", "\"seeds\": [1, 2, 3, 4]"), "small.json");
+  const StudyPlan more =
+      parse_study(changed("\"seeds\": [1, 2, 3]", "\"seeds\": [1, 2, 3, 4]"), "small.json");
   EXPECT_EQ(run_description(plan, run), run_description(more, run));
+}
+
+TEST(StudyPlan, TheFilesThatShipAreStudiesWhoseControlMeansSomething) {
+  for (const char* name : {"tiny", "walk", "threads", "curriculum"}) {
+    const StudyPlan plan = load_study(fmt::format("{}/examples/study/{}.json", HYSPARSE_SOURCE_DIR, name));
+    EXPECT_EQ(plan.name, name);
+    EXPECT_FALSE(plan.claims.empty());
+    EXPECT_EQ(plan.gate_arm, "full");
+    const int64_t length = plan.evaluations[0].task.length;
+    for (size_t size = 0; size < plan.sizes.size(); ++size)
+      for (size_t arm = 0; arm < plan.arms.size(); ++arm)
+        EXPECT_LE(plan.configs[size][arm][0].model.hysparse_topk_tokens, length / 16) << name;
+  }
 }
 
 // Training itself: a run that is stopped in the middle of a phase goes on, and ends as one that was not.
@@ -160,8 +180,9 @@ TEST(StudyRun, GoesOnWhereItStoppedToTheSameResult) {
   ASSERT_EQ(whole.curve.size(), 4u);  // steps 2 and 4, then 2 and 3 of the next phase
   EXPECT_EQ(whole.curve[3].step, 7);
   EXPECT_EQ(cut.curve.size(), whole.curve.size());
-  EXPECT_EQ(whole.kv_bytes_per_token,
-            kv_bytes(plan.configs[0][2][0].model, build_layer_plan(plan.configs[0][2][0].model), 2).per_token);
+  EXPECT_EQ(
+      whole.kv_bytes_per_token,
+      kv_bytes(plan.configs[0][2][0].model, build_layer_plan(plan.configs[0][2][0].model), 2).per_token);
   // What is done is not done again.
   EXPECT_EQ(run_study_run(machine.rt, plan, run, dir / "whole", &stop).tokens, whole.tokens);
 }

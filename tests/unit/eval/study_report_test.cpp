@@ -7,18 +7,22 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "unit/eval/study_examples.h"
-#include "unit/eval/tiny.h"
 #include "io/files.h"
 #include "io/json_value.h"
+#include "unit/eval/study_examples.h"
+#include "unit/eval/tiny.h"
 
 namespace hysparse {
 namespace {
 
 using O = TestOutcome;
 
-StudyTest beats() { return {"e", "a", "b", "", StudyRelation::beats, 0}; }
-StudyTest matches(double margin) { return {"e", "a", "b", "", StudyRelation::matches, margin}; }
+StudyTest beats() {
+  return {"e", "a", "b", "", StudyRelation::beats, 0};
+}
+StudyTest matches(double margin) {
+  return {"e", "a", "b", "", StudyRelation::matches, margin};
+}
 
 TEST(StudyVerdict, ATestFollowsTheIntervalTheGateAndTheSeeds) {
   const Interval above{5, 0.3, 0.1, 0.5}, below{5, -0.3, -0.5, -0.1}, across{5, 0.1, -0.1, 0.3};

@@ -46,7 +46,9 @@ struct TinyModel {
   explicit TinyModel(AttentionKind kind, int64_t vocab = recall::kVocabulary)
       : TinyModel(tiny_recall_config(kind, vocab)) {}
   explicit TinyModel(const ModelConfig& c)
-      : config(c), weights(config, build_layer_plan(config), WeightOptions{}, host_memory()), model(config, weights) {
+      : config(c),
+        weights(config, build_layer_plan(config), WeightOptions{}, host_memory()),
+        model(config, weights) {
     weights.init_random(config, build_layer_plan(config), 5);
   }
   // Of every position: [tokens * vocab].
