@@ -33,12 +33,8 @@ std::string share_text(const OracleMean& m, const OracleMean& chance) {
   return m.count > 0 ? fmt::format("{:.3f} ({:.3f})", m.value(), chance.value()) : "-";
 }
 
-struct Table {
-  std::vector<std::string> head;
-  std::vector<std::vector<std::string>> rows;
-};
-Table layers_table(const OracleResult& r) {
-  Table t{{"full layer", "read", "mass covered", "neighbours alike"}, {}};
+ReportTable layers_table(const OracleResult& r) {
+  ReportTable t{"", {"full layer", "read", "mass covered", "neighbours alike"}, {}};
   for (const int64_t hop : hops_of(r)) t.head.push_back(fmt::format("gold block, hop {}", hop));
   for (const OracleLayer& l : r.layers) {
     std::vector<std::string> row = {std::to_string(l.layer), l.read ? "yes" : "no",
@@ -49,8 +45,8 @@ Table layers_table(const OracleResult& r) {
   }
   return t;
 }
-Table stability_table(const OracleResult& r) {
-  Table t{{"blocks of the column's layer that are among the row's"}, {}};
+ReportTable stability_table(const OracleResult& r) {
+  ReportTable t{"", {"blocks of the column's layer that are among the row's"}, {}};
   for (const OracleLayer& l : r.layers) t.head.push_back(std::to_string(l.layer));
   for (size_t a = 0; a < r.layers.size(); ++a) {
     std::vector<std::string> row = {std::to_string(r.layers[a].layer)};
@@ -66,36 +62,6 @@ std::string intro(const ModelConfig& c, const OracleResult& r) {
       "{} rows, {} tokens; {} of them have more blocks behind them than the {} of {} tokens that "
       "are selected, and count. In brackets: what a random selection of the same size would give.",
       r.rows, r.tokens, r.counted, c.entries(), c.hysparse_block_size);
-}
-
-std::string plain(const Table& t) {
-  std::vector<size_t> width(t.head.size());
-  const auto widen = [&](const std::vector<std::string>& row) {
-    for (size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
-  };
-  widen(t.head);
-  for (const auto& row : t.rows) widen(row);
-  std::string out;
-  const auto line = [&](const std::vector<std::string>& row) {
-    for (size_t i = 0; i < row.size(); ++i) out += fmt::format("{:<{}}", row[i], width[i] + 2);
-    out.erase(out.find_last_not_of(' ') + 1);
-    out += '\n';
-  };
-  line(t.head);
-  for (const auto& row : t.rows) line(row);
-  return out;
-}
-
-std::string html(const Table& t) {
-  std::string out = "<div class=\"scroll\"><table>\n<tr>";
-  for (const auto& h : t.head) out += "<th>" + html_escape(h) + "</th>";
-  out += "</tr>\n";
-  for (const auto& row : t.rows) {
-    out += "<tr>";
-    for (const auto& cell : row) out += "<td>" + html_escape(cell) + "</td>";
-    out += "</tr>\n";
-  }
-  return out + "</table></div>\n";
 }
 
 }  // namespace
@@ -130,14 +96,14 @@ std::string oracle_json(const ModelConfig& c, const OracleResult& r) {
 }
 
 std::string oracle_text(const ModelConfig& c, const OracleResult& r) {
-  std::string out = intro(c, r) + "\n\n" + plain(layers_table(r));
-  if (r.layers.size() > 1) out += "\n" + plain(stability_table(r));
+  std::string out = fmt::format("{}\n\n{}", intro(c, r), table_text(layers_table(r)));
+  if (r.layers.size() > 1) out += fmt::format("\n{}", table_text(stability_table(r)));
   return out;
 }
 
 std::string oracle_html(const ModelConfig& c, const OracleResult& r, const std::string& title) {
-  std::string body = "<h1>" + html_escape(title) + "</h1>\n<p>" + html_escape(intro(c, r)) + "</p>\n";
-  body += html(layers_table(r));
+  std::string body = fmt::format("<h1>{}</h1>\n<p>{}</p>\n", html_escape(title), html_escape(intro(c, r)));
+  body += table_html(layers_table(r));
   std::vector<SvgStrip> mass, alike;
   std::vector<std::string> names;
   std::vector<std::vector<double>> cells;
@@ -162,7 +128,7 @@ std::string oracle_html(const ModelConfig& c, const OracleResult& r, const std::
   }
   if (!gold.empty()) body += svg_lines("Asking tokens that select the gold block", "full layer", gold);
   if (r.layers.size() > 1) {
-    body += html(stability_table(r));
+    body += table_html(stability_table(r));
     body += svg_matrix("Blocks of the column's layer that are among the row's", names, cells);
   }
   return html_page(title, body);

@@ -23,11 +23,7 @@ constexpr const char* kRules =
     "opposite, else not shown.";
 
 using Row = std::vector<std::string>;
-struct Table {
-  std::string title;
-  Row head;
-  std::vector<Row> rows;
-};
+using Table = ReportTable;
 
 std::string interval_text(const Interval& i) {
   if (i.n == 0) return "-";
@@ -163,33 +159,6 @@ std::string state_text(const StudyPlan& plan, const StudySummary& s) {
   return text;
 }
 
-std::string markdown_cell(std::string text) {
-  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.insert(at, "\\");
-  return text;
-}
-std::string markdown(const Table& t) {
-  std::string out = "## " + t.title + "\n\n|";
-  for (const std::string& h : t.head) out += " " + markdown_cell(h) + " |";
-  out += "\n|";
-  for (size_t i = 0; i < t.head.size(); ++i) out += i == 0 ? "---|" : "---:|";
-  for (const Row& row : t.rows) {
-    out += "\n|";
-    for (const std::string& cell : row) out += " " + markdown_cell(cell) + " |";
-  }
-  return out + "\n\n";
-}
-std::string html(const Table& t) {
-  std::string out = "<h2>" + html_escape(t.title) + "</h2>\n<div class=\"scroll\"><table>\n<tr>";
-  for (const std::string& h : t.head) out += "<th>" + html_escape(h) + "</th>";
-  out += "</tr>\n";
-  for (const Row& row : t.rows) {
-    out += "<tr>";
-    for (const std::string& cell : row) out += "<td>" + html_escape(cell) + "</td>";
-    out += "</tr>\n";
-  }
-  return out + "</table></div>\n";
-}
-
 // The accuracy of an arm over its steps, mean over its seeds.
 SvgLine curve_of(const std::string& name, const StudyCell& c, const std::string& evaluation) {
   std::map<int64_t, std::pair<double, int64_t>> sums;
@@ -234,10 +203,10 @@ std::string pictures(const StudyPlan& plan, const StudySummary& s) {
 }  // namespace
 
 std::string study_markdown(const StudyPlan& plan, const StudySummary& s) {
-  std::string out = "# Study: " + plan.name + "\n\n";
-  if (!plan.about.empty()) out += plan.about + "\n\n";
-  out += state_text(plan, s) + "\n\n" + kRules + "\n\n";
-  for (const Table& t : tables_of(plan, s)) out += markdown(t);
+  std::string out = fmt::format("# Study: {}\n\n", plan.name);
+  if (!plan.about.empty()) out += fmt::format("{}\n\n", plan.about);
+  out += fmt::format("{}\n\n{}\n\n", state_text(plan, s), kRules);
+  for (const Table& t : tables_of(plan, s)) out += table_markdown(t);
   return out;
 }
 
@@ -247,7 +216,7 @@ std::string study_html(const StudyPlan& plan, const StudySummary& s) {
   body += "<p>" + html_escape(state_text(plan, s)) + "</p>\n<p>" + html_escape(kRules) + "</p>\n";
   const std::vector<Table> tables = tables_of(plan, s);
   for (size_t i = 0; i < tables.size(); ++i) {
-    body += html(tables[i]);
+    body += table_html(tables[i]);
     if (tables[i].title == "Accuracy") body += pictures(plan, s);
   }
   return html_page("Study: " + plan.name, body);

@@ -135,6 +135,62 @@ std::string svg_matrix(const std::string& title, const std::vector<std::string>&
   return frame(height, title, body);
 }
 
+std::string table_html(const ReportTable& t) {
+  std::string out;
+  if (!t.title.empty()) out += fmt::format("<h2>{}</h2>\n", html_escape(t.title));
+  out += "<div class=\"scroll\"><table>\n<tr>";
+  for (const std::string& h : t.head) out += fmt::format("<th>{}</th>", html_escape(h));
+  out += "</tr>\n";
+  for (const auto& row : t.rows) {
+    out += "<tr>";
+    for (const std::string& cell : row) out += fmt::format("<td>{}</td>", html_escape(cell));
+    out += "</tr>\n";
+  }
+  out += "</table></div>\n";
+  return out;
+}
+
+std::string table_markdown(const ReportTable& t) {
+  const auto line = [](const std::vector<std::string>& cells) {
+    std::string out = "|";
+    for (const std::string& cell : cells) {
+      out += ' ';
+      for (const char c : cell) {
+        if (c == '|') out += '\\';
+        out += c;
+      }
+      out += " |";
+    }
+    return out;
+  };
+  std::string out;
+  if (!t.title.empty()) out += fmt::format("## {}\n\n", t.title);
+  out += line(t.head);
+  out += "\n|";
+  for (size_t i = 0; i < t.head.size(); ++i) out += i == 0 ? "---|" : "---:|";
+  for (const auto& row : t.rows) out += fmt::format("\n{}", line(row));
+  out += "\n\n";
+  return out;
+}
+
+std::string table_text(const ReportTable& t) {
+  std::vector<size_t> width(t.head.size());
+  const auto widen = [&](const std::vector<std::string>& row) {
+    for (size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
+  };
+  widen(t.head);
+  for (const auto& row : t.rows) widen(row);
+  std::string out;
+  const auto line = [&](const std::vector<std::string>& row) {
+    for (size_t i = 0; i < row.size(); ++i) out += fmt::format("{:<{}}", row[i], width[i] + 2);
+    out.erase(out.find_last_not_of(' ') + 1);
+    out += '\n';
+  };
+  line(t.head);
+  for (const auto& row : t.rows) line(row);
+  return out;
+}
+
 std::string html_page(const std::string& title, const std::string& body) {
   return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
          "content=\"width=device-width, initial-scale=1\">\n<title>" +

@@ -31,6 +31,15 @@ std::string svg_strips(const std::string& title, const std::vector<SvgStrip>& st
 std::string svg_matrix(const std::string& title, const std::vector<std::string>& names,
                        const std::vector<std::vector<double>>& cells);
 
+struct ReportTable {
+  std::string title;  // "": none
+  std::vector<std::string> head;
+  std::vector<std::vector<std::string>> rows;
+};
+std::string table_html(const ReportTable& table);
+std::string table_markdown(const ReportTable& table);
+std::string table_text(const ReportTable& table);  // columns side by side, for a terminal
+
 // A page around a body of HTML.
 std::string html_page(const std::string& title, const std::string& body);
 

@@ -72,9 +72,28 @@ TEST(Study, PiecesMakeTheSameReportAsOneGo) {
   EXPECT_NE(read_text(dir / "o.html").find("<svg"), std::string::npos);
 }
 
+TEST(Study, TrainReadsRowsOfMadeTasksAsItReadsOtherData) {
+  const Folder dir(fast_place());
+  expect_ok(
+      "data recall --task mqar --length 32 --pairs 6 --queries 4 --rows 64 --held-out-rows 8 --threads 1 "
+      "--out " +
+      (dir / "data"));
+  write_text(dir / "config.json", R"({"attention": "hysparse", "num_hidden_layers": 3, "hidden_size": 32,
+    "num_attention_heads": 2, "head_dim": 16, "intermediate_size": 48, "vocab_size": 256, "sliding_window": 4,
+    "hysparse_block_size": 4, "hysparse_topk_tokens": 4, "train": {"steps": 3, "seq_len": 32,
+    "global_batch_size": 4}})");
+  const std::string train =
+      "train --threads 1 --config " + (dir / "config.json") + " --data " + (dir / "data");
+  expect_ok(train + " --out " + (dir / "run"));
+  expect_ok("eval recall --threads 1 --samples 4 --task mqar --length 32 --pairs 6 --model " +
+            (dir / "run/model"));
+  expect_bad(train + " --set train.seq_len=16 --out " + (dir / "other"), "train.seq_len");
+  expect_bad("data recall --task walk --hops 8 --length 24 --out " + (dir / "d"), "8 hops");
+}
+
 TEST(Study, AnInterruptedOneSavesAndSaysSo) {
   const Folder dir(fast_place());
-  const Result r = run(study(dir / "s"), "timeout -s INT 0.7 ");
+  const Result r = run(study(dir / "s"), "timeout -s INT 1.2 ");
   EXPECT_TRUE(r.code == 130 || r.code == 124) << r.code << r.output;
   EXPECT_NE(r.output.find("interrupted"), std::string::npos) << r.output;
 }
