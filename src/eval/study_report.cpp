@@ -68,7 +68,7 @@ Verdict judge_claim(const std::vector<TestOutcome>& tests) {
   const auto holds = count(TestOutcome::holds), opposite = count(TestOutcome::opposite),
              open = count(TestOutcome::open);
   if (holds + opposite + open == 0)
-    return count(TestOutcome::not_learned) > 0 ? Verdict::not_learned : Verdict::not_shown;
+    return count(TestOutcome::not_learned) > 0 ? Verdict::not_learned : Verdict::too_few;
   if (opposite + open == 0) return Verdict::reproduced;
   if (holds > 0) return Verdict::partly;
   return opposite > 0 ? Verdict::contradicted : Verdict::not_shown;
@@ -98,6 +98,8 @@ std::string_view name_of(Verdict v) {
       return "contradicted";
     case Verdict::not_learned:
       return "not learned";
+    case Verdict::too_few:
+      return "too few seeds";
     default:
       return "not shown";
   }

@@ -21,10 +21,10 @@ enum class TestOutcome { holds, opposite, open, not_learned, too_few };
 TestOutcome judge_test(const StudyTest& test, const Interval& difference, std::optional<double> gate,
                        double gate_above);
 
-enum class Verdict { reproduced, partly, not_shown, contradicted, not_learned };
+enum class Verdict { reproduced, partly, not_shown, contradicted, not_learned, too_few };
 // Of the tests that could decide (not those not learned or with too few seeds): all hold: reproduced; some
 // hold: partly; none holds and at least one is opposite: contradicted; else not shown. Where none could
-// decide because of the gate: not learned.
+// decide: not learned if the gate kept one from it, else too few seeds.
 Verdict judge_claim(const std::vector<TestOutcome>& tests);
 std::string_view name_of(TestOutcome outcome);
 std::string_view name_of(Verdict verdict);
@@ -37,7 +37,7 @@ struct StudyTestResult {
 struct StudyClaimResult {
   std::string claim;
   std::vector<StudyTestResult> tests;
-  Verdict verdict = Verdict::not_shown;
+  Verdict verdict = Verdict::too_few;
 };
 
 // One arm of one size.

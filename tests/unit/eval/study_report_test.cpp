@@ -48,8 +48,10 @@ TEST(StudyVerdict, AClaimFollowsItsTests) {
   EXPECT_EQ(judge_claim({O::open, O::open}), Verdict::not_shown);
   EXPECT_EQ(judge_claim({O::not_learned, O::not_learned}), Verdict::not_learned);
   EXPECT_EQ(judge_claim({O::not_learned, O::holds}), Verdict::reproduced);
-  EXPECT_EQ(judge_claim({O::too_few, O::too_few}), Verdict::not_shown);
-  EXPECT_EQ(judge_claim({}), Verdict::not_shown);
+  EXPECT_EQ(judge_claim({O::too_few, O::too_few}), Verdict::too_few);
+  EXPECT_EQ(judge_claim({O::too_few, O::open}), Verdict::not_shown);
+  EXPECT_EQ(judge_claim({O::too_few, O::not_learned}), Verdict::not_learned);
+  EXPECT_EQ(judge_claim({}), Verdict::too_few);
 }
 
 // A finished run as it lies in a study's folder, with these accuracies.
