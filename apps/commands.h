@@ -13,7 +13,7 @@ namespace hysparse {
   X(tokenizer) X(data)                                    \
   X(init) X(train) X(demo)                                \
   X(generate) X(batch) X(serve) X(perplexity) X(logits)   \
-  X(eval)                                                 \
+  X(eval) X(study)                                        \
   X(import) X(export)                                     \
   X(plan) X(inspect) X(bench) X(completion)
 // clang-format on

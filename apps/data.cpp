@@ -80,6 +80,8 @@ void prepare(const Flags& f) {
 
 }  // namespace
 
+void add_data_recall(CLI::App& data);  // data_recall.cpp
+
 void add_data(CLI::App& app) {
   CLI::App& data = *app.add_subcommand("data", "prepare text for training");
   data.require_subcommand(1);
@@ -113,6 +115,7 @@ void add_data(CLI::App& app) {
       "  hysparse data prepare --chat --seq-len 1024 "
       "--tokenizer out/run/model --input chats.jsonl --out out/chat");
   c.callback([flags] { prepare(*flags); });
+  add_data_recall(data);
 }
 
 }  // namespace hysparse

@@ -11,7 +11,7 @@ namespace hysparse {
 // clang-format off
 #define HYSPARSE_EVAL_COMMANDS(X)                         \
   X(ruler) X(choice)                                      \
-  X(perplexity)
+  X(perplexity) X(recall) X(oracle)
 // clang-format on
 
 #define HYSPARSE_DECLARE(name) void add_eval_##name(CLI::App& eval);

@@ -10,19 +10,24 @@ void copy_to_trace(Pass& p, const TensorView& from, TensorView& to) {
   p.rt.memory.copy(to.data, from.data, from.bytes());
 }
 
+// Gives the attention a place for its block scores, where someone wants to see them.
+void want_scores(Pass& p, int layer, AttentionForward& attention) {
+  Trace* trace = p.options.trace;
+  if (!trace || !trace->want_scores) return;
+  const int64_t block = p.config.hysparse_block_size;
+  const int64_t blocks = (p.batch.max_kv_len() + block - 1) / block;
+  attention.score_block = block;
+  attention.block_scores = trace->block_scores[layer] =
+      trace->arena->alloc(p.accumulation(), {p.tokens(), p.config.kv_heads(), blocks});
+}
+
 // o, lse and the selection that the sparse layers read: scored, or handed in.
-void attend_and_select(Pass& p, int layer, AttentionForward attention) {
+void attend_and_select(Pass& p, int layer, const AttentionForward& attention) {
   Selection& selection = p.kv_of(layer).selection;
   Trace* trace = p.options.trace;
   const int64_t n = p.tokens(), heads = p.config.kv_heads(), block = p.config.hysparse_block_size;
   selection.block = block;
   selection.prepared = std::make_shared<PreparedSelection>();
-  if (trace && trace->want_scores) {
-    const int64_t blocks = (p.batch.max_kv_len() + block - 1) / block;
-    attention.score_block = block;
-    attention.block_scores = trace->block_scores[layer] =
-        trace->arena->alloc(p.accumulation(), {n, heads, blocks});
-  }
   const SelectionMap* pinned = p.options.pinned;
   if (pinned && pinned->count(layer)) {
     selection.idx = pinned->at(layer);
@@ -55,8 +60,10 @@ void fill_full_attention(Pass& p, int layer) {
     p.kv_of(layer).kv = s.kv;
     p.make(s.o, Keep::quadratic, p.compute(), {n, heads, p.config.dv()});
     p.make(s.lse, Keep::quadratic, p.accumulation(), {n, heads});
-    const AttentionForward attention{
+    AttentionForward attention{
         .batch = p.batch, .q = s.q, .kv = s.kv, .scale = p.softmax_scale(), .o = s.o, .lse = s.lse};
+    if (entry.emits_scores || (p.options.trace && p.options.trace->want_unread_scores))
+      want_scores(p, layer, attention);
     if (entry.emits_scores)
       attend_and_select(p, layer, attention);
     else

@@ -38,8 +38,9 @@ using RouteMap = std::map<int, TensorView>;
 struct Trace {
   Arena* arena = nullptr;
   bool want_hidden = false, want_scores = false, want_selection = false, want_experts = false;
+  bool want_unread_scores = false;         // with want_scores: also of full layers that no sparse layer reads
   std::vector<TensorView> hidden;          // a layer: residual stream after it [tokens, hidden] T
-  std::map<int, TensorView> block_scores;  // full emitting layers: [tokens, Hkv, nblocks] A
+  std::map<int, TensorView> block_scores;  // full emitting layers (all, if wanted): [tokens, Hkv, nblocks] A
   SelectionMap selection;
   RouteMap experts;
 };

@@ -199,7 +199,7 @@ Run::Run(Runtime& rt, const TrainRequest& request)
       model_(config_.model, weights_),
       optimizer_(weights_) {
   if (has_held_out_) held_out_.emplace(request.data, "holdout");
-  tokenizer_.emplace(Tokenizer::load(request.data));
+  if (file_exists(request.data / "tokenizer.json")) tokenizer_.emplace(Tokenizer::load(request.data));
   check_tokenizer(request.data, tokenizer_, data_.tokenizer_fingerprint());
 }
 
@@ -424,7 +424,8 @@ void Run::save() {
   const bool evaluated =
       latest_eval_ && latest_eval_->step == state_.step && std::isfinite(latest_eval_->nats_per_token);
   state_.heldout_nats_per_token = evaluated ? std::optional(latest_eval_->nats_per_token) : std::nullopt;
-  state_.heldout_bits_per_byte = evaluated ? std::optional(latest_eval_->bits_per_byte) : std::nullopt;
+  const bool has_text = evaluated && std::isfinite(latest_eval_->bits_per_byte);  // made ids stand for none
+  state_.heldout_bits_per_byte = has_text ? std::optional(latest_eval_->bits_per_byte) : std::nullopt;
   write_checkpoint();
   if (is_root_) prune_checkpoints(request_.out, train_.keep_last);
 }
@@ -449,6 +450,7 @@ void Run::finish_step(bool last) {
   const bool save_now = last || due(train_.checkpoint_interval);
   const bool evaluate_now = save_now || due(train_.eval_interval);
   if (evaluate_now) evaluate();
+  if (evaluate_now && is_root_ && request_.probe) request_.probe(rt_, model_, state_.step);
   if (train_.sample_interval > 0 && (last || due(train_.sample_interval))) generate_sample();
   if (save_now) save();
   report(evaluate_now);

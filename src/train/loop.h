@@ -32,7 +32,7 @@ struct TrainProgress {
 
 struct TrainRequest {
   RunConfig config;
-  std::filesystem::path data;  // a prepared directory
+  std::filesystem::path data;  // a prepared directory, or one of made token ids (eval/recall_data.h)
   std::filesystem::path out;
   bool resume = false;
   std::filesystem::path from;               // start from these weights alone; empty: random ones
@@ -41,6 +41,8 @@ struct TrainRequest {
   // A continuation of `prompt` by the model as it is; empty: no samples.
   std::function<std::string(Runtime&, Model&, const Tokenizer&, const std::string& prompt, int64_t tokens)>
       sample;
+  // Looks at the model as it is, whenever a held-out evaluation is due; rank 0 alone.
+  std::function<void(Runtime&, Model&, int64_t step)> probe;
 };
 
 struct TrainResult {

@@ -15,10 +15,15 @@ namespace fs = std::filesystem;
 bool check_data_folder(const fs::path& data) {
   constexpr const char* kHint = "make the folder with `hysparse data prepare`";
   if (!fs::is_directory(data)) throw input_error(data.string(), "is no folder of prepared data", kHint);
-  for (const char* name : {"meta.json", "tokenizer.json", "train.tokens"})
+  const auto need = [&](const char* name) {
     if (!file_exists(data / name)) throw input_error((data / name).string(), "is missing", kHint);
+  };
+  need("meta.json");
+  need("train.tokens");
   const fs::path meta = data / "meta.json";
   const Json json = read_json_file(meta);
+  // Made ids (eval/recall_data.h) stand for no text.
+  if (!json.is_object() || !json.contains("recall")) need("tokenizer.json");
   if (!json.is_object() || !json.contains("splits") || !json.at("splits").is_object())
     throw input_error(meta.string(), "lists no splits", kHint);
   const bool listed = json.at("splits").contains("holdout");

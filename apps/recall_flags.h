@@ -1,0 +1,21 @@
+// The keys of a made task (eval/recall_task.h) as flags.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "eval/recall_task.h"
+
+namespace CLI {
+class App;
+}
+
+namespace hysparse {
+
+struct RecallFlags {
+  std::map<std::string, std::string> values;  // by key; "": not given
+  RecallTask task() const;                    // valid, or Error(input)
+};
+void add_recall_flags(CLI::App& command, RecallFlags& flags);
+
+}  // namespace hysparse
