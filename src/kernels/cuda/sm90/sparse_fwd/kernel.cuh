@@ -158,7 +158,7 @@ struct Consumer {
 #pragma unroll
     for (int e = 0; e < C::kParts; ++e) {
       const int at = min(i * C::kParts + e, length - 1);
-      const int live = visible - list[at].block * C::kB;
+      const int live = max(0, visible - list[at].block * C::kB);  // 0: a block behind the tile
       if (live >= C::kB) continue;
       for (int x = threadIdx.x % 128; x < C::kChunksV * (C::kB - live) * 8; x += 128) {
         const int c = x / ((C::kB - live) * 8), r = x % ((C::kB - live) * 8);
