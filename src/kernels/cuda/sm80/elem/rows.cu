@@ -86,12 +86,13 @@ SortMemory sort_memory(int64_t n) {
   return m;
 }
 
-// kV pairs of a head a thread; row 1 of the grid takes the second tensor.
-template <class T, int kV, bool kFlat>
+// kV pairs of a head a thread; kTwo: row 1 of the grid takes the second tensor, which costs much work a
+// little.
+template <class T, int kV, bool kFlat, bool kTwo>
 __global__ void rope_kernel(View first_x, View second_x, const int32_t* position, View cos, View sin,
                             float sign) {
   join_stream();
-  const View& x = blockIdx.y == 0 ? first_x : second_x;
+  const View& x = kTwo && blockIdx.y == 1 ? second_x : first_x;
   const int half = int(cos.shape[1]), width = half / kV, heads = int(x.shape[1]);
   const int64_t groups = x.shape[0] * heads * width;
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
@@ -212,20 +213,28 @@ int hysparse_cuda_rope(hysparse_view x, hysparse_view more, const int32_t* posit
                       2 * cos->shape[1] > second.shape[2]))
     return refuse("rope", "the second tensor does not go with the first");
   const auto pairs = [&](const View& v) { return v.data ? v.shape[0] * v.shape[1] * cos->shape[1] : 0; };
-  const int64_t total = std::max(pairs(*x), pairs(second));
-  if (total == 0) return HYSPARSE_OK;
+  if (pairs(*x) == 0 && pairs(second) == 0) return HYSPARSE_OK;
+  constexpr int64_t kFew = int64_t(1) << 16;  // pairs: beyond, a launch of its own is nothing
+  const bool together = second.data && std::max(pairs(*x), pairs(second)) <= kFew;
   const bool ok = with_type(x->dtype, [&](auto t) {
     using T = decltype(t);
-    const auto run = [&](auto width, auto is_flat) {
-      constexpr int kV = decltype(width)::value;
-      launch_overlapped<rope_kernel<T, kV, decltype(is_flat)::value>>(
-          dim3(grid_for(total / kV, kThreads), second.data ? 2 : 1), kThreads, stream, {}, *x, second,
-          position, *cos, *sin, inverse ? -1.0f : 1.0f);
+    const auto run = [&](auto two, const View& first, const View& other) {
+      const int64_t total = std::max(pairs(first), pairs(other));
+      const auto launch = [&](auto width, auto is_flat) {
+        constexpr int kV = decltype(width)::value;
+        launch_overlapped<rope_kernel<T, kV, decltype(is_flat)::value, decltype(two)::value>>(
+            dim3(grid_for(total / kV, kThreads), two ? 2 : 1), kThreads, stream, {}, first, other, position,
+            *cos, *sin, inverse ? -1.0f : 1.0f);
+      };
+      if (total == 0) return;
+      if (cos->shape[1] % 4 == 0 && vectors_fit(4, first, other, *cos, *sin) && flat(first, other))
+        launch(std::integral_constant<int, 4>{}, std::true_type{});
+      else
+        launch(std::integral_constant<int, 1>{}, std::false_type{});
     };
-    if (cos->shape[1] % 4 == 0 && vectors_fit(4, *x, second, *cos, *sin) && flat(*x, second))
-      run(std::integral_constant<int, 4>{}, std::true_type{});
-    else
-      run(std::integral_constant<int, 1>{}, std::false_type{});
+    if (together) return run(std::true_type{}, *x, second);
+    run(std::false_type{}, *x, View{});
+    if (second.data) run(std::false_type{}, second, View{});
   });
   return ok ? launched("rope") : unsupported_dtype("rope");
 }
