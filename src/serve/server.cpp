@@ -49,19 +49,19 @@ struct Server::Impl {
         polled(Clock::now()),
         secret(std::random_device{}() * 0x100000001ull ^ std::random_device{}()),
         workers(std::max(1, o.workers)),
-        watcher([this] { watch(); }),
+        watcher([this](const std::stop_token& stop) { watch(stop); }),
         http(
             o.http, [this](Exchange x) { serve(std::move(x)); }, log) {}
 
   ~Impl() {
     workers.stop();
-    stopping = true;
+    watcher.request_stop();
     watcher.join();
   }
 
   // A thread of its own looks at the engine, so that nobody who asks about it ever waits for it.
-  void watch() {
-    while (!stopping) {
+  void watch(const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
       const EngineStats now = engine.stats();
       {
         const std::lock_guard<std::mutex> lock(mutex);
@@ -391,14 +391,14 @@ struct Server::Impl {
   uint64_t next_id = 0;
 
   std::atomic<uint64_t> next_seed{0};
-  std::atomic<bool> stopping{false}, draining{false};
+  std::atomic<bool> draining{false};
   mutable std::mutex mutex;
   EngineStats stats;
   Clock::time_point polled;
   const uint64_t secret;
   Workers workers;
-  std::thread watcher;
-  HttpServer http;  // last: its thread uses all of the above
+  std::jthread watcher;  // joins by itself where the line below throws
+  HttpServer http;       // last: its thread uses all of the above
 };
 
 Server::Server(const ServerOptions& options, ServedModel model, Engine& engine,
