@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "eval/ruler/report.h"
+#include "eval/svg.h"
 
 namespace hysparse::ruler {
 namespace {
@@ -29,23 +30,6 @@ svg text { font: 11px system-ui, sans-serif; fill: var(--quiet); }
 svg .in { fill: var(--ink); } svg .on { fill: var(--on-heat); }
 svg .none { fill: none; stroke: var(--line); } svg .base { fill: var(--cell); } svg .heat { fill: var(--heat); }
 )css";
-
-std::string escape(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
-  }
-  return out;
-}
 
 std::string short_length(int64_t n) {
   return n >= 1024 && n % 1024 == 0 ? fmt::format("{}k", n / 1024) : std::to_string(n);
@@ -125,7 +109,7 @@ std::string panel(const Report& r, const std::string& caption, const std::vector
       "<figure><figcaption>{}</figcaption><svg role=\"img\" aria-label=\"share found by depth and length: "
       "{}\" "
       "width=\"{}\" height=\"{}\" viewBox=\"0 0 {} {}\">\n{}</svg></figure>\n",
-      escape(caption), escape(caption), width, height, width, height, body);
+      html_escape(caption), html_escape(caption), width, height, width, height, body);
 }
 
 std::string pictures(const Report& r) {
@@ -171,7 +155,7 @@ std::string details(const Report& r) {
           t->name, length, c.samples, c.score,
           std::isnan(c.standard_error) ? "–" : fmt::format("{:.1f}", c.standard_error), c.strict, c.empty,
           c.cut, c.truncated > 0 ? " class=\"warn\"" : "", c.truncated, c.least_tokens, c.most_tokens,
-          c.drawn, escape(made));
+          c.drawn, html_escape(made));
     }
   return out + "</table></div>\n";
 }
@@ -187,7 +171,7 @@ std::string report_html(const Report& r, const Json& settings) {
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<meta name=\"viewport\" "
       "content=\"width=device-width, initial-scale=1\">\n<title>RULER: {0}</title>\n<style>{1}</style></head>"
       "<body>\n<h1>RULER: {0}</h1>\n<p class=\"quiet\">{2}</p>\n",
-      escape(r.title), kStyle, escape(listed));
+      html_escape(r.title), kStyle, html_escape(listed));
   if (r.truncated() > 0)
     out += fmt::format("<p class=\"warn\">{} samples were truncated: this run is not sound.</p>\n",
                        r.truncated());

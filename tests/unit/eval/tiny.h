@@ -1,10 +1,8 @@
-// A model of a few thousand parameters over the vocabulary of made tasks, and a folder that goes away.
+// A model of a few thousand parameters over the vocabulary of made tasks.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "eval/recall_task.h"
 #include "kernels/cpu/cpu.h"
 #include "model/model.h"
+#include "unit/support/temp_dir.h"
 
 namespace hysparse::tests {
 
@@ -76,25 +75,6 @@ struct TinyModel {
     for (int64_t i = 0; i < config.vocab_size; ++i) embedding.as<float>()[i * config.hidden_size] = 1000.0f;
     head.as<float>()[token * config.hidden_size] = 1.0f;
   }
-};
-
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "hysparse-test-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
 };
 
 }  // namespace hysparse::tests

@@ -1,9 +1,8 @@
-// TINY and what the training tests share: a folder that goes away, a batch of labelled rows, a plain machine.
+// TINY and what the training tests share: a batch of labelled rows, a plain machine.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -15,6 +14,7 @@
 #include "kernels/ref/ref.h"
 #include "model/model.h"
 #include "train/data.h"
+#include "unit/support/temp_dir.h"
 
 namespace hysparse::tests {
 
@@ -36,25 +36,6 @@ inline ModelConfig tiny_config(AttentionKind kind = AttentionKind::hysparse) {
   c.finalize("TINY");
   return c;
 }
-
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "hysparse-test-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline void write_text(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::create_directories(path.parent_path());
