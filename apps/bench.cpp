@@ -126,6 +126,7 @@ void run_rank(const Flags& f, const std::vector<std::string>& parts, const RankC
   if (rank.device.device != "cpu") again += " --device " + rank.device.device;
   if (rank.size() > 1) again += fmt::format(" --ranks {}", rank.size());
   if (settings.prompt_tokens > 0) again += fmt::format(" --prompt-tokens {}", settings.prompt_tokens);
+  if (settings.answer_tokens > 0) again += fmt::format(" --answer-tokens {}", settings.answer_tokens);
   for (const int64_t n : settings.batches) again += fmt::format(" --batch {}", n);
   if (wants("prefill")) again += fmt::format(" --chunk {}", settings.chunk);
   std::printf(
@@ -193,6 +194,10 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   c.add_option("--prompt-tokens", f.settings.prompt_tokens,
                "engine: tokens of each request's prompt, all read before the clock starts; default: 128")
+      ->check(CLI::Range(1, 1 << 20));
+  c.add_option("--answer-tokens", f.settings.answer_tokens,
+               "engine: time whole requests with answers of so many tokens, prompts included, with all free "
+               "memory for the cache")
       ->check(CLI::Range(1, 1 << 20));
   c.add_option("--batch", f.settings.batches,
                "decode: this many sequences at once, each with --context tokens behind it; one figure each")

@@ -13,6 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+using BenchShape = std::vector<std::pair<std::string, std::string>>;
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -46,6 +48,45 @@ double first_token(Engine& engine, Request request) {
   return seconds;
 }
 
+// Prompts and answers from the first token to the last, with all that memory holds for the cache: those that
+// find no place wait. Two requests warm up.
+void bench_whole_requests(Runtime& rt, ModelStep& step, const BenchSettings& settings, EngineOptions options,
+                          int64_t prompt, int64_t vocab, const BenchShape& shape, BenchReport& report) {
+  options.memory.kv_bytes = 0;
+  options.context = prompt + settings.answer_tokens;
+  options.prefix_cache = false;
+  for (const int64_t requests : settings.requests) {
+    options.memory.max_sequences = requests;
+    Engine engine(rt, step, options);
+    uint64_t seed = 1;
+    const auto run_all = [&](int64_t count, int64_t answer) {
+      std::vector<Running> running;
+      for (int64_t i = 0; i < count; ++i)
+        running.push_back({engine.submit(random_request(prompt, answer, vocab, seed++))});
+      while (engine.step())
+        for (Running& r : running) r.take();
+    };
+    run_all(std::min<int64_t>(requests, 2), 4);
+    const EngineStats before = engine.stats();
+    const Clock::time_point start = Clock::now();
+    run_all(requests, settings.answer_tokens);
+    const double seconds = seconds_since(start);
+    const EngineStats stats = engine.stats();
+    BenchShape all = shape;
+    all.emplace_back("requests", std::to_string(requests));
+    all.emplace_back("prompt", std::to_string(prompt));
+    all.emplace_back("answer", std::to_string(settings.answer_tokens));
+    all.emplace_back("cache_tokens", std::to_string(stats.pages * stats.page_size));
+    all.emplace_back("steps", std::to_string(stats.steps - before.steps));
+    all.emplace_back("swapped_out", std::to_string(stats.preempted_swap - before.preempted_swap));
+    all.emplace_back("recomputed", std::to_string(stats.preempted_recompute - before.preempted_recompute));
+    report.add({"engine whole requests",
+                all,
+                "tokens/s",
+                {static_cast<double>(stats.generated_tokens - before.generated_tokens) / seconds}});
+  }
+}
+
 }  // namespace
 
 void bench_engine(Runtime& rt, const BenchModel& m, const BenchSettings& settings, BenchReport& report) {
@@ -74,10 +115,11 @@ void bench_engine(Runtime& rt, const BenchModel& m, const BenchSettings& setting
   options.memory.kv_bytes = 2 * bytes.at(options.context) +
                             most * bytes.at(std::min(options.context, std::max<int64_t>(longest, 1024))) +
                             16 * bytes.rings;
-  const std::vector<std::pair<std::string, std::string>> shape = {
-      {"config", m.name},
-      {"attention", m.attention},
-      {"batch_invariant", rt.memory.device() == DeviceKind::cpu ? "on" : "off"}};
+  const BenchShape shape = {{"config", m.name},
+                            {"attention", m.attention},
+                            {"batch_invariant", rt.memory.device() == DeviceKind::cpu ? "on" : "off"}};
+  if (settings.answer_tokens > 0)
+    return bench_whole_requests(rt, step, settings, options, prompt, config.vocab_size, shape, report);
 
   // Decoding: every request has its first token before the clock starts.
   double alone = 0;

@@ -25,7 +25,8 @@ struct BenchSettings {
   std::vector<int64_t> requests = {1, 2, 4, 8};  // of the engine at once
   std::vector<int64_t> batches;                  // of decode; empty: one sequence, its logits to the host
   int64_t prompt_tokens = 0;                     // of each of them; 0: 128, or a quarter of the context
-  bool step_profile = false;                     // also the time of a step by kernel family
+  int64_t answer_tokens = 0;  // of the engine's requests: from prompt to last token instead of decoding alone
+  bool step_profile = false;  // also the time of a step by kernel family
 };
 
 // A model to measure: random weights of a config.

@@ -338,6 +338,11 @@ TEST_F(Cli, BenchEndsInTimeAndWhenAsked) {
     EXPECT_GT(std::stod(shape.at("read_GB/s").get<std::string>()), 0) << shape.dump();
     EXPECT_EQ(shape.contains("weights"), weights == "int8");
   }
+  expect_ok("bench engine --prompt-tokens 20 --answer-tokens 3 --requests 2 --json " + path("bench.json") +
+            model);
+  const Json whole = read_json_file(path("bench.json")).at("results").at(0).at("shape");
+  EXPECT_EQ(whole.at("answer"), "3");
+  EXPECT_EQ(whole.at("steps"), "3");  // both prompts at once, their first token among it
   expect_bad("bench train --weights int8" + model, "int8 weights cannot be trained");
   expect_bad("bench gemm --dtype f64" + model, "bench gemm: compares with oneDNN, in f32 or bf16 on the CPU");
   const Result r = run("bench kernels" + model + "000", "timeout --preserve-status -s INT 2 ");
