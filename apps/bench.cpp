@@ -108,13 +108,22 @@ void run_rank(const Flags& f, const std::vector<std::string>& parts, const RankC
   if (wants("kernels")) bench_kernels(rt, models.back(), settings, report);
   if (wants("gemm")) bench_gemm(rt, models.back(), settings, report);
   if (wants("attention")) run_attention(rt, settings, report);
+  // Each with a workspace of its own: a model may need the memory of the one before.
+  const auto each_model = [&](auto part) {
+    for (const BenchModel& m : models) {
+      Arena scratch(rt.memory);
+      Runtime own{rt.pool, scratch, rt.ops, rt.memory, rt.log, rt.comm};
+      part(own, m);
+    }
+  };
   if (wants("train"))
-    for (const BenchModel& m : models) bench_train(rt, m, settings, report);
+    each_model([&](Runtime& on, const BenchModel& m) { bench_train(on, m, settings, report); });
   if (wants("prefill") || wants("decode"))
-    for (const BenchModel& m : models)
-      bench_inference(rt, m, settings, wants("prefill"), wants("decode"), report);
+    each_model([&](Runtime& on, const BenchModel& m) {
+      bench_inference(on, m, settings, wants("prefill"), wants("decode"), report);
+    });
   if (wants("engine"))
-    for (const BenchModel& m : models) bench_engine(rt, m, settings, report);
+    each_model([&](Runtime& on, const BenchModel& m) { bench_engine(on, m, settings, report); });
 
   if (!rank.is_root()) return;
   if (!f.json.empty()) write_file_atomic(f.json, report.json());
@@ -188,7 +197,7 @@ void add_bench(CLI::App& app) {
                "--list-kernels for a GPU that need not be here: 90 is compute capability 9.0")
       ->check(CLI::Range(0, 999));
   c.add_flag("--step-profile", f.settings.step_profile,
-             "train: one more step, its time by kernel family (each call is waited for)");
+             "train, prefill: once more, its time by kernel family (each call is waited for)");
   c.add_option("--requests", f.settings.requests, "engine: how many requests decode at once, one figure each")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();

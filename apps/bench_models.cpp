@@ -21,6 +21,20 @@ std::vector<std::pair<std::string, std::string>> shape_of(const BenchModel& m, i
   return {{"config", m.name}, {"attention", m.attention}, {"parameters", std::to_string(parameters)}};
 }
 
+// Time by kernel family of what `run` does on the runtime that it is given.
+template <class Run>
+void report_families(Runtime& rt, const BenchModel& m, const std::string& what, Run run,
+                     BenchReport& report) {
+  const TimedOps timed(rt.ops);
+  Runtime profiled{rt.pool, rt.scratch, timed, rt.memory, rt.log, rt.comm};
+  run(profiled);
+  for (const auto& [family, f] : timed.families())
+    report.add({what + ": " + family,
+                {{"config", m.name}, {"attention", m.attention}, {"calls", std::to_string(f.calls)}},
+                "ms",
+                {f.seconds * 1e3}});
+}
+
 }  // namespace
 
 std::vector<int32_t> random_tokens(int64_t n, int64_t vocab, uint64_t seed) {
@@ -89,21 +103,18 @@ void bench_train(Runtime& rt, const BenchModel& m, const BenchSettings& settings
     shape.emplace_back("GB", fmt::format("{:.1f}", double(free_before - rt.memory.available()) / 1e9));
   }
   report.add({"train", std::move(shape), "tokens/s", rates});
-  if (!settings.step_profile) return;
-  const TimedOps timed(rt.ops);
-  Runtime profiled{rt.pool, rt.scratch, timed, rt.memory, rt.log, rt.comm};
-  step_on(profiled);
-  for (const auto& [family, f] : timed.families())
-    report.add({"train step: " + family,
-                {{"config", m.name}, {"attention", m.attention}, {"calls", std::to_string(f.calls)}},
-                "ms",
-                {f.seconds * 1e3}});
+  if (settings.step_profile) report_families(rt, m, "train step", step_on, report);
 }
 
 void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& settings, bool prefill,
                      bool decode, BenchReport& report) {
   using Clock = std::chrono::steady_clock;
-  const ModelConfig& config = m.config.model;
+  SessionOptions options;
+  options.chunk = settings.chunk;
+  // One run more than is reported: the first warms up.
+  options.context = settings.context + (decode ? settings.decode_tokens * (settings.repeats + 1) : 0);
+  ModelConfig config = m.config.model;  // what is generated may go past its context
+  config.max_position_embeddings = std::max(config.max_position_embeddings, options.context);
   const LayerPlan plan = build_layer_plan(config);
   Weights weights(config, plan, WeightOptions{.compute = settings.compute, .format = settings.weights},
                   rt.memory);
@@ -112,10 +123,6 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   weights.init_random(config, plan, 1, &rt.pool, distinct);
   weights.pack(rt);
   Model model(config, weights);
-  SessionOptions options;
-  options.chunk = settings.chunk;
-  // One run more than is reported: the first warms up.
-  options.context = settings.context + settings.decode_tokens * (settings.repeats + 1);
   auto session = std::make_unique<Session>(rt, model, options);
   const std::vector<int32_t> prompt = random_tokens(settings.context, config.vocab_size, 7);
   auto shape = shape_of(m, weights.parameters());
@@ -126,6 +133,8 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
 
   std::vector<double> rates;
   const int prefills = prefill ? settings.repeats : 1;
+  if (prefill)  // warms up
+    session->prompt({prompt.begin(), prompt.begin() + std::min(settings.context, 2 * settings.chunk)});
   for (int i = 0; i < prefills; ++i) {
     session->reset();
     const auto start = Clock::now();
@@ -138,6 +147,21 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
     auto with_chunk = shape;
     with_chunk.emplace_back("chunk", std::to_string(settings.chunk));
     report.add({"prefill", std::move(with_chunk), "tokens/s", rates});
+    if (settings.step_profile) {
+      session.reset();
+      report_families(
+          rt, m, "prefill",
+          [&](Runtime& on) {
+            Session once(on, model, options);
+            once.prompt(prompt);
+            on.memory.synchronize();
+          },
+          report);
+      if (decode) {
+        session = std::make_unique<Session>(rt, model, options);
+        session->prompt(prompt);
+      }
+    }
   }
   if (!decode) return;
   if (settings.batches.empty()) return bench_decode(rt, *session, model, settings, std::move(shape), report);

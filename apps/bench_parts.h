@@ -26,7 +26,7 @@ struct BenchSettings {
   std::vector<int64_t> batches;                  // of decode; empty: one sequence, its logits to the host
   int64_t prompt_tokens = 0;                     // of each of them; 0: 128, or a quarter of the context
   int64_t answer_tokens = 0;  // of the engine's requests: from prompt to last token instead of decoding alone
-  bool step_profile = false;  // also the time of a step by kernel family
+  bool step_profile = false;  // also the time of a step or a prefill by kernel family
 };
 
 // A model to measure: random weights of a config.

@@ -28,13 +28,13 @@ class TimedOps : public Ops {
   }
   HYSPARSE_TIMED(embedding, EmbeddingForward, "embedding")
   HYSPARSE_TIMED(embedding_backward, EmbeddingBackward, "embedding")
-  HYSPARSE_TIMED(rmsnorm, RmsNormForward, "norms, adds")
-  HYSPARSE_TIMED(rmsnorm_backward, RmsNormBackward, "norms, adds")
+  HYSPARSE_TIMED(rmsnorm, RmsNormForward, "norms, forward")
+  HYSPARSE_TIMED(rmsnorm_backward, RmsNormBackward, "norms, backward")
   HYSPARSE_TIMED(linear, LinearForward, "products, forward")
   HYSPARSE_TIMED(linear_backward, LinearBackward, "products, backward")
   HYSPARSE_TIMED(rope, Rope, "rope")
-  HYSPARSE_TIMED(add, Add, "norms, adds")
-  HYSPARSE_TIMED(cast, Cast, "norms, adds")
+  HYSPARSE_TIMED(add, Add, "adds")
+  HYSPARSE_TIMED(cast, Cast, "casts")
   HYSPARSE_TIMED(gather_rows, GatherRows, "embedding")
   HYSPARSE_TIMED(swiglu, SwigluForward, "swiglu")
   HYSPARSE_TIMED(swiglu_backward, SwigluBackward, "swiglu")
@@ -66,7 +66,8 @@ class TimedOps : public Ops {
   HYSPARSE_TIMED(adamw, AdamW, "AdamW, norm of the gradient")
   HYSPARSE_TIMED(sum_squares, SumSquares, "AdamW, norm of the gradient")
   HYSPARSE_TIMED(attention_select, AttentionSelect, "full attention, forward")
-  HYSPARSE_TIMED(add_rmsnorm, AddRmsNorm, "norms, adds")
+  HYSPARSE_TIMED(add_rmsnorm, AddRmsNorm, "norms, forward")
+  HYSPARSE_TIMED(scatter_rows, ScatterRows, "rows to the cache")
   HYSPARSE_TIMED(head_loss, HeadLoss, "head and loss")
 #undef HYSPARSE_TIMED
 

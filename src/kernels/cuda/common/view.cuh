@@ -22,12 +22,20 @@ inline int64_t rows_of(const View& v) {
   for (int i = 0; i + 1 < v.rank; ++i) n *= v.shape[i];
   return n;
 }
-inline int64_t width_of(const View& v) {
-  return v.rank > 0 ? v.shape[v.rank - 1] : 1;
+// In kernels the dimensions are named by constants alone: a view that is indexed by a variable is first
+// copied to local memory, by every thread.
+__host__ __device__ inline int64_t width_of(const View& v) {
+  return v.rank == 1   ? v.shape[0]
+         : v.rank == 2 ? v.shape[1]
+         : v.rank == 3 ? v.shape[2]
+         : v.rank == 4 ? v.shape[3]
+                       : 1;
 }
 __host__ __device__ inline int64_t row_offset(const View& v, int64_t row) {
   int64_t at = 0;
-  for (int d = v.rank - 2; d >= 0; --d) {
+#pragma unroll
+  for (int d = 2; d >= 0; --d) {
+    if (d > v.rank - 2) continue;
     if (d == 0) {
       at += row * v.stride[0];
     } else {
@@ -45,7 +53,7 @@ __device__ inline T* row_at(const View& v, int64_t row) {
 template <class T, bool kFlat = false>
 __device__ inline T* element_at(const View& v, int64_t i) {
   if constexpr (kFlat) return static_cast<T*>(v.data) + i;
-  const int64_t width = v.shape[v.rank - 1];
+  const int64_t width = width_of(v);
   return row_at<T>(v, i / width) + i % width;
 }
 // i / d for i < limit: in 32 bits where the limit allows.

@@ -87,21 +87,20 @@ __device__ T* row_of(const View& v, int64_t row) {
   return kFlat ? static_cast<T*>(v.data) + row * v.shape[2] : row_at<T>(v, row);
 }
 
-// A warp a token and head. Each lane reads all it needs of d_out before it writes da, which may be d_out.
-template <class T, int kV, bool kFlat>
+// kLanes threads a token and head. Each reads all it needs before it writes da, which may be d_out.
+template <class T, int kV, bool kFlat, int kLanes>
 __global__ void gated_sum_backward_kernel(View a, View gate_a, View b, View gate_b, View d_out, View da,
                                           View db, View dgate_a, View dgate_b, int64_t rows) {
   const int heads = int(a.shape[1]), dv = int(a.shape[2]);
-  const int64_t row = blockIdx.x * int64_t(kThreads / 32) + threadIdx.x / 32;
-  if (row >= rows) return;
-  const int lane = threadIdx.x % 32;
-  const int64_t token = short_ratio(row, heads, rows);
+  const int64_t row = blockIdx.x * int64_t(kThreads / kLanes) + threadIdx.x / kLanes;
+  const bool valid = row < rows;  // all lanes of a warp stay for its sums
+  const int lane = threadIdx.x % kLanes;
+  const int64_t token = valid ? short_ratio(row, heads, rows) : 0;
   const int head = int(row - token * heads);
   float sum_a = 0, sum_b = 0;
-  const auto branch = [&](int c, const Vector<T, kV>& g, const View& x, const View& gate, const View& dx,
-                          const View& dgate, float& sum) {
+  const auto branch = [&](int c, const Vector<T, kV>& g, const Vector<T, kV>& value, const View& gate,
+                          const View& dx, const View& dgate, float& sum) {
     const bool whole = gate.shape[1] == heads;
-    const auto value = load_vector<kV>(row_of<T, kFlat>(x, row) + c);
     Vector<T, kV> d;
     float s = 0;
 #pragma unroll
@@ -116,14 +115,20 @@ __global__ void gated_sum_backward_kernel(View a, View gate_a, View b, View gate
     }
     store_vector(row_of<T, kFlat>(dx, row) + c, d);
   };
-  for (int c = lane * kV; c < dv; c += 32 * kV) {
-    const auto g = load_vector<kV>(row_of<T, kFlat>(d_out, row) + c);
-    branch(c, g, a, gate_a, da, dgate_a, sum_a);
-    if (b.data) branch(c, g, b, gate_b, db, dgate_b, sum_b);
+  for (int c = valid ? lane * kV : dv; c < dv; c += kLanes * kV) {
+    const auto g = load_vector<kV>(row_of<T, kFlat>(d_out, row) + c),
+               x = load_vector<kV>(row_of<T, kFlat>(a, row) + c);
+    Vector<T, kV> y;
+    if (b.data) y = load_vector<kV>(row_of<T, kFlat>(b, row) + c);
+    branch(c, g, x, gate_a, da, dgate_a, sum_a);
+    if (b.data) branch(c, g, y, gate_b, db, dgate_b, sum_b);
   }
-  sum_a = warp_total(sum_a);
-  sum_b = warp_total(sum_b);
-  if (lane != 0) return;
+#pragma unroll
+  for (int i = kLanes / 2; i > 0; i /= 2) {
+    sum_a += __shfl_xor_sync(0xffffffffu, sum_a, i);
+    sum_b += __shfl_xor_sync(0xffffffffu, sum_b, i);
+  }
+  if (!valid || lane != 0) return;
   if (gate_a.shape[1] == heads) gate_row(dgate_a, token)[head] = sum_a;
   if (b.data && gate_b.shape[1] == heads) gate_row(dgate_b, token)[head] = sum_b;
 }
@@ -204,12 +209,19 @@ int hysparse_cuda_gated_sum_backward(hysparse_view a, hysparse_view gate_a, hysp
   const bool ok = with_type(a->dtype, [&](auto t) {
     using T = decltype(t);
     const View other = optional_view(b), d_other = optional_view(db);
-    with_layout<4>(
+    const auto run = [&](auto width, auto is_flat, auto lanes) {
+      constexpr int kLanes = decltype(lanes)::value;
+      gated_sum_backward_kernel<T, decltype(width)::value, decltype(is_flat)::value, kLanes>
+          <<<unsigned(ceil_div(rows, kThreads / kLanes)), kThreads, 0, stream>>>(
+              *a, *gate_a, other, optional_view(gate_b), *d_out, *da, d_other, *dgate_a,
+              optional_view(dgate_b), rows);
+    };
+    with_layout<16 / sizeof(T)>(
         [&](auto width, auto is_flat) {
-          gated_sum_backward_kernel<T, decltype(width)::value, decltype(is_flat)::value>
-              <<<unsigned(ceil_div(rows, kThreads / 32)), kThreads, 0, stream>>>(
-                  *a, *gate_a, other, optional_view(gate_b), *d_out, *da, d_other, *dgate_a,
-                  optional_view(dgate_b), rows);
+          if (a->shape[2] <= 16 * width)  // half a warp holds a head
+            run(width, is_flat, std::integral_constant<int, 16>{});
+          else
+            run(width, is_flat, std::integral_constant<int, 32>{});
         },
         *a, other, *d_out, *da, d_other);
   });

@@ -32,21 +32,18 @@ __global__ void __launch_bounds__(kThreads)
       kRowAWarp ? blockIdx.x * int64_t(kThreads / 32) + threadIdx.x / 32 : int64_t(blockIdx.x);
   join_stream();
   if (row >= rows) return;
-  const int64_t width = x.shape[x.rank - 1];
+  const int64_t width = width_of(x);
   T* in = row_at<T>(x, row);
   const T* more = delta.data ? row_at<T>(delta, row) : nullptr;
   float sum = 0;
-  const auto read = [&](int64_t c) {
-    auto v = load_vector<kV>(in + c);
+  const auto plus = [&](int64_t c, Vector<T, kV>& v, const Vector<T, kV>& d) {
     if (more) {
-      const auto d = load_vector<kV>(more + c);
 #pragma unroll
       for (int j = 0; j < kV; ++j) v.x[j] = from_float<T>(to_float(v.x[j]) + to_float(d.x[j]));
       store_vector(in + c, v);
     }
 #pragma unroll
     for (int j = 0; j < kV; ++j) sum += to_float(v.x[j]) * to_float(v.x[j]);
-    return v;
   };
   const T* w = static_cast<const T*>(weight.data);
   T* out = row_at<T>(y, row);
@@ -62,23 +59,33 @@ __global__ void __launch_bounds__(kThreads)
     store_vector(out + c, v);
   };
   if constexpr (kPasses > 0) {
-    Vector<T, kV> v[kPasses], g[kPasses];
+    Vector<T, kV> v[kPasses], d[kPasses], g[kPasses];
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {  // all reads are under way before the first is waited for
+      const int64_t c = int64_t(i * lanes + lane) * kV;
+      if (c >= width) continue;
+      v[i] = load_vector<kV>(in + c);
+      if (more) d[i] = load_vector<kV>(more + c);
+      g[i] = load_vector<kV>(w + c);
+    }
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int64_t c = int64_t(i * lanes + lane) * kV;
-      if (c >= width) break;
-      v[i] = read(c);
-      g[i] = load_vector<kV>(w + c);
+      if (c < width) plus(c, v[i], d[i]);
     }
     const float scale = total();
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int64_t c = int64_t(i * lanes + lane) * kV;
-      if (c >= width) break;
-      write(c, v[i], g[i], scale);
+      if (c < width) write(c, v[i], g[i], scale);
     }
   } else {
-    for (int64_t c = lane * kV; c < width; c += lanes * kV) read(c);
+    for (int64_t c = lane * kV; c < width; c += lanes * kV) {
+      auto v = load_vector<kV>(in + c);
+      Vector<T, kV> d;
+      if (more) d = load_vector<kV>(more + c);
+      plus(c, v, d);
+    }
     const float scale = total();
     for (int64_t c = lane * kV; c < width; c += lanes * kV)
       write(c, load_vector<kV>(in + c), load_vector<kV>(w + c), scale);
@@ -93,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
     backward_kernel(View x, View weight, View rstd, View dy, View dx, bool accumulate, float* part,
                     int64_t rows, int chunk) {
   constexpr int kLanes = kRowAWarp ? 32 : kThreads, kGroups = kThreads / kLanes;
-  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, width = int(x.shape[x.rank - 1]);
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, width = int(width_of(x));
   const int64_t first = int64_t(blockIdx.x) * chunk, last = min(rows, first + chunk);
   const T* w = static_cast<const T*>(weight.data);
   float dw[kPasses][kV] = {};
@@ -101,35 +108,43 @@ __global__ void __launch_bounds__(kThreads)
     const T* in = row_at<T>(x, row);
     const T* g = row_at<T>(dy, row);
     T* out = row_at<T>(dx, row);
-    Vector<T, kV> a[kPasses], b[kPasses];
+    // All reads are under way before the first is waited for; of long rows, dx is read later: registers.
+    constexpr bool kEarly = kPasses <= 2;
+    Vector<T, kV> a[kPasses], b[kPasses], d[kPasses];
     float mean = 0;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int c = (i * kLanes + lane) * kV;
-      if (c >= width) break;
+      if (c >= width) continue;
       a[i] = load_vector<kV>(in + c);
       b[i] = load_vector<kV>(g + c);
+      if (kEarly && accumulate) d[i] = load_vector<kV>(out + c);
+    }
+    const float r = *rstd_at(rstd, row);
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int c = (i * kLanes + lane) * kV;
+      if (c >= width) continue;
       const auto u = load_vector<kV>(w + c);
 #pragma unroll
       for (int j = 0; j < kV; ++j) mean += to_float(b[i].x[j]) * to_float(u.x[j]) * to_float(a[i].x[j]);
     }
     mean = (kRowAWarp ? warp_total(mean) : cta_total(mean)) / float(width);
-    const float r = *rstd_at(rstd, row), m = r * r * mean;
+    const float m = r * r * mean;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int c = (i * kLanes + lane) * kV;
-      if (c >= width) break;
+      if (c >= width) continue;
       const auto u = load_vector<kV>(w + c);
-      Vector<T, kV> d;
-      if (accumulate) d = load_vector<kV>(out + c);
+      if (!kEarly && accumulate) d[i] = load_vector<kV>(out + c);
 #pragma unroll
       for (int j = 0; j < kV; ++j) {
         const float p = to_float(a[i].x[j]), q = to_float(b[i].x[j]);
         const float step = r * (q * to_float(u.x[j]) - p * m);
         dw[i][j] += q * p * r;
-        d.x[j] = from_float<T>(accumulate ? to_float(d.x[j]) + step : step);
+        d[i].x[j] = from_float<T>(accumulate ? to_float(d[i].x[j]) + step : step);
       }
-      store_vector(out + c, d);
+      store_vector(out + c, d[i]);
     }
   }
   if (!part) return;
@@ -204,7 +219,10 @@ int hysparse_cuda_rmsnorm(hysparse_view x, hysparse_view delta, hysparse_view we
             float(eps), *y, r, rows);
       };
       const auto with_passes = [&](auto a_warp) {
-        if (width <= (decltype(a_warp)::value ? 32 : kThreads) * kCount * kPasses)
+        const int64_t a_pass = (decltype(a_warp)::value ? 32 : kThreads) * kCount;
+        if (width <= 2 * a_pass)
+          launch(a_warp, std::integral_constant<int, 2>{});
+        else if (width <= kPasses * a_pass)
           launch(a_warp, std::integral_constant<int, kPasses>{});
         else
           launch(a_warp, std::integral_constant<int, 0>{});

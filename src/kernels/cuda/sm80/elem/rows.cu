@@ -92,27 +92,32 @@ template <class T, int kV, bool kFlat, bool kTwo>
 __global__ void rope_kernel(View first_x, View second_x, const int32_t* position, View cos, View sin,
                             float sign) {
   join_stream();
-  const View& x = kTwo && blockIdx.y == 1 ? second_x : first_x;
-  const int half = int(cos.shape[1]), width = half / kV, heads = int(x.shape[1]);
-  const int64_t groups = x.shape[0] * heads * width;
-  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
-       i += int64_t(gridDim.x) * kThreads) {
-    const int64_t row = short_ratio(i, width, groups);
-    const int c = int(i - row * width) * kV;
-    T* p = (kFlat ? static_cast<T*>(x.data) + row * x.shape[2] : row_at<T>(x, row)) + c;
-    const int64_t at = position[short_ratio(row, heads, groups)];
-    const auto a = load_vector<kV>(static_cast<const float*>(cos.data) + at * cos.stride[0] + c),
-               b = load_vector<kV>(static_cast<const float*>(sin.data) + at * sin.stride[0] + c);
-    auto first = load_vector<kV>(p), second = load_vector<kV>(p + half);
+  const auto rotate = [&](const View& x) {
+    const int half = int(cos.shape[1]), width = half / kV, heads = int(x.shape[1]);
+    const int64_t groups = x.shape[0] * heads * width;
+    for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < groups;
+         i += int64_t(gridDim.x) * kThreads) {
+      const int64_t row = short_ratio(i, width, groups);
+      const int c = int(i - row * width) * kV;
+      T* p = (kFlat ? static_cast<T*>(x.data) + row * x.shape[2] : row_at<T>(x, row)) + c;
+      const int64_t at = position[short_ratio(row, heads, groups)];
+      const auto a = load_vector<kV>(static_cast<const float*>(cos.data) + at * cos.stride[0] + c),
+                 b = load_vector<kV>(static_cast<const float*>(sin.data) + at * sin.stride[0] + c);
+      auto first = load_vector<kV>(p), second = load_vector<kV>(p + half);
 #pragma unroll
-    for (int j = 0; j < kV; ++j) {
-      const float u = to_float(first.x[j]), v = to_float(second.x[j]), s = sign * b.x[j];
-      first.x[j] = from_float<T>(u * a.x[j] - v * s);
-      second.x[j] = from_float<T>(v * a.x[j] + u * s);
+      for (int j = 0; j < kV; ++j) {
+        const float u = to_float(first.x[j]), v = to_float(second.x[j]), s = sign * b.x[j];
+        first.x[j] = from_float<T>(u * a.x[j] - v * s);
+        second.x[j] = from_float<T>(v * a.x[j] + u * s);
+      }
+      store_vector(p, first);
+      store_vector(p + half, second);
     }
-    store_vector(p, first);
-    store_vector(p + half, second);
-  }
+  };
+  if (kTwo && blockIdx.y == 1)
+    rotate(second_x);
+  else
+    rotate(first_x);
 }
 
 template <class T, int kV, bool kFlat>
