@@ -9,6 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 SAMPLES=${SAMPLES:-30000}                              # short ones; an eighth as many long ones
 STEPS=${STEPS:-1500,500}                               # of the short and the long phase
 SHORT=${SHORT:-256} LONG=${LONG:-1024}                 # tokens of prompt and answer; the long one is the trained length
+DECAY=${DECAY:-200}                                    # the last steps of each phase, in which the rate falls
 ROWS=${ROWS:-64,16}                                    # rows of LONG tokens a step
 ASK=${ASK:-100}                                        # samples a length
 mkdir -p "$OUT"
@@ -28,6 +29,6 @@ if [ ! -e "$OUT/long" ]; then
   done
 fi
 run=$OUT/$arm
-"$HYSPARSE" train --config "$config" --set attention="$arm" --data "$OUT/short" --out "$run/1" $FLAGS --set train.seq_len="$LONG" --set train.steps="${STEPS%,*}" --set train.global_batch_size="${ROWS%,*}"
-"$HYSPARSE" train --config "$config" --set attention="$arm" --from "$run/1/model" --data "$OUT/long" --out "$run/2" $FLAGS --set train.seq_len="$LONG" --set train.steps="${STEPS#*,}" --set train.global_batch_size="${ROWS#*,}"
+"$HYSPARSE" train --config "$config" --set attention="$arm" --data "$OUT/short" --out "$run/1" $FLAGS --set train.seq_len="$LONG" --set train.decay_steps="$DECAY" --set train.steps="${STEPS%,*}" --set train.global_batch_size="${ROWS%,*}"
+"$HYSPARSE" train --config "$config" --set attention="$arm" --from "$run/1/model" --data "$OUT/long" --out "$run/2" $FLAGS --set train.seq_len="$LONG" --set train.decay_steps="$DECAY" --set train.steps="${STEPS#*,}" --set train.global_batch_size="${ROWS#*,}"
 "$HYSPARSE" eval ruler --model "$run/2/model" --chat --tasks niah_single_1,niah_multikey_2 --lengths "$((LONG / 2)),$LONG" --samples "$ASK" --answer-tokens 32 --out "$run/ruler" $FLAGS
