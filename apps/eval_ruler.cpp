@@ -134,14 +134,19 @@ void run(Flags& f) {
   std::sort(f.run.lengths.begin(), f.run.lengths.end());
   f.run.lengths.erase(std::unique(f.run.lengths.begin(), f.run.lengths.end()), f.run.lengths.end());
   const ruler::Materials m = materials(f);
-  CommandMachine machine(f.device);
   const std::string dir = f.model.empty() ? shipped_model() : f.model;
+  if (!f.samples_only.empty()) {
+    ThreadPool pool(f.device.threads);
+    const ruler::Prompter prompter(std::make_shared<const Tokenizer>(Tokenizer::load(dir)),
+                                   chat_template(f, dir));
+    return write_samples(f, pool, prompter, m);
+  }
+  CommandMachine machine(f.device);
   TextModel model =
       load_text_model(dir, {.compute = machine.compute(), .format = weight_format_of(f.weights)},
                       machine.runtime().memory, warnings_only(machine.runtime().log));
   model.text();
   const ruler::Prompter prompter(model.tokenizer, chat_template(f, dir));
-  if (!f.samples_only.empty()) return write_samples(f, machine.runtime().pool, prompter, m);
   model.loaded.weights->pack(machine.runtime());
   ModelStep step(model.model());
   EngineOptions options = engine_options(f.engine, model);
@@ -215,7 +220,8 @@ void add_eval_ruler(CLI::App& eval) {
                "computed again");
   c.add_option(
       "--samples-only", f.samples_only,
-      "write the samples to this file, a JSON line each under the original's names, and ask nothing");
+      "write the samples to this file, a JSON line each under the original's names, and ask nothing; --model "
+      "may be a folder with a tokenizer alone");
   c.add_flag("--json", f.json, "print the report as JSON");
   c.add_flag("--quiet", f.quiet, "no progress");
   add_engine_flags(c, f.engine);

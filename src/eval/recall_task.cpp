@@ -12,11 +12,8 @@ namespace hysparse {
 
 const std::vector<std::pair<RecallKind, std::string_view>>& EnumNames<RecallKind>::list() {
   static const std::vector<std::pair<RecallKind, std::string_view>> names = {
-      {RecallKind::mqar, "mqar"},
-      {RecallKind::copy, "copy"},
-      {RecallKind::phonebook, "phonebook"},
-      {RecallKind::chain, "chain"},
-      {RecallKind::walk, "walk"}};
+      {RecallKind::mqar, "mqar"},   {RecallKind::copy, "copy"}, {RecallKind::phonebook, "phonebook"},
+      {RecallKind::chain, "chain"}, {RecallKind::walk, "walk"}, {RecallKind::paragraph, "paragraph"}};
   return names;
 }
 
@@ -27,7 +24,7 @@ using namespace recall;
 constexpr int64_t kDigitsOfNumber = 4, kDigits = 10;
 
 bool has_hops(RecallKind kind) {
-  return kind == RecallKind::chain || kind == RecallKind::walk;
+  return kind == RecallKind::chain || kind == RecallKind::walk || kind == RecallKind::paragraph;
 }
 bool labelled(const RecallTask& t) {
   return t.task == RecallKind::walk && t.chains > 1;
@@ -56,6 +53,8 @@ int64_t nameable(const RecallTask& t) {
       return t.symbols * t.symbols;
     case RecallKind::chain:
       return t.symbols / 2;  // the other half are values
+    case RecallKind::paragraph:
+      return t.symbols - t.chains;  // a path has one node more than edges
     default:
       return t.chains * (t.symbols - 1);
   }
@@ -70,6 +69,7 @@ int64_t askable(const RecallTask& t) {
     case RecallKind::chain:
       return t.chains;
     case RecallKind::walk:
+    case RecallKind::paragraph:
       return t.chains * (edges_of_chain(t) - max_hops(t) + 1);
     default:
       return recall_pairs(t);
@@ -252,6 +252,35 @@ RecallRow make_walk(const RecallTask& t, Rng& rng) {
   return row.finish();
 }
 
+RecallRow make_paragraph(const RecallTask& t, Rng& rng) {
+  RowMaker row(t, rng);
+  const int64_t edges = edges_of_chain(t), nodes = edges + 1;
+  const std::vector<int32_t> names = shuffled(kSymbol, t.symbols, rng);
+  const auto name = [&](int64_t chain, int64_t i) { return names[size_t(chain * nodes + i)]; };
+  std::vector<std::vector<std::vector<int32_t>>> tracks;  // a paragraph each
+  std::vector<std::vector<int32_t>> orders;               // of a paragraph: the edge that stands i-th
+  for (int64_t c = 0; c < t.chains; ++c) {
+    orders.push_back(shuffled(0, edges, rng));
+    std::vector<int32_t> paragraph;
+    for (const int32_t e : orders.back()) paragraph.insert(paragraph.end(), {name(c, e), name(c, e + 1)});
+    tracks.push_back({paragraph});
+  }
+  row.body(tracks);
+  const auto place = [&](int64_t c, int64_t edge) {
+    const std::vector<int32_t>& order = orders[size_t(c)];
+    const auto behind = order.end() - std::find(order.begin(), order.end(), edge) - 1;
+    return row.place(size_t(c), 0) - 2 * behind;
+  };
+  const int64_t starts = edges - max_hops(t) + 1;
+  for (const int32_t which : asked(t, t.chains * starts, rng)) {
+    const int64_t c = which / starts, start = which % starts, hops = drawn_hops(t, rng);
+    std::vector<int64_t> gold;
+    for (int64_t i = 0; i < hops; ++i) gold.push_back(place(c, start + i));
+    row.ask(hops, {name(c, start)}, {name(c, start + hops)}, gold);
+  }
+  return row.finish();
+}
+
 }  // namespace
 
 int64_t recall_pairs(const RecallTask& t) {
@@ -276,7 +305,7 @@ void validate_recall_task(const RecallTask& t, const std::string& where) {
   for (const int64_t h : t.hops) whole("hops", h, 1, kMaxHops);
   if (!has_hops(t.task) && (t.hops != std::vector<int64_t>{1} || t.chains != 1))
     throw input_error(where, fmt::format("{} has neither hops nor chains", enum_name(t.task)),
-                      "chain and walk have");
+                      "chain, walk and paragraph have");
   const int64_t pairs = body_tokens(t) >= 0 ? recall_pairs(t) : 0;
   const auto no_room = [&](const std::string& what, const std::string& hint) {
     throw input_error(
@@ -326,6 +355,8 @@ RecallRow make_recall_row(const RecallTask& t, uint64_t seed, uint64_t index) {
       return make_phonebook(t, rng);
     case RecallKind::chain:
       return make_chain(t, rng);
+    case RecallKind::paragraph:
+      return make_paragraph(t, rng);
     default:
       return make_walk(t, rng);
   }

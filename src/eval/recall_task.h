@@ -21,7 +21,9 @@ namespace hysparse {
 //   walk       edges [a b] of one path, in any order; asked [hop(h) a] -> the node h edges on, so that the
 //              asking position must follow them by itself. chains > 1: edges [label a b] of as many paths
 //              over the same nodes; asked [hop(h) label a]
-enum class RecallKind { mqar, copy, phonebook, chain, walk };
+//   paragraph  edges [a b] of several paths over different nodes; the edges of a path stand together, in any
+//              order, so that whoever found the first has the others near by; asked [hop(h) a]
+enum class RecallKind { mqar, copy, phonebook, chain, walk, paragraph };
 template <>
 struct EnumNames<RecallKind> {
   static const std::vector<std::pair<RecallKind, std::string_view>>& list();
@@ -39,14 +41,16 @@ struct RecallTask {
   template <class V>
   static void fields(V&& visit) {
     using T = RecallTask;
-    visit("task", &T::task, "mqar | copy | phonebook | chain | walk");
+    visit("task", &T::task, "mqar | copy | phonebook | chain | walk | paragraph");
     visit("length", &T::length, "tokens a row");
     visit("pairs", &T::pairs,
-          "pairs (mqar), entries (phonebook), statements (chain) or edges (walk) a row; 0: as many as fit");
+          "pairs (mqar), entries (phonebook), statements (chain) or edges (walk, paragraph) a row; 0: as "
+          "many as "
+          "fit");
     visit("queries", &T::queries, "questions a row, all different (copy: has one text)");
-    visit("hops", &T::hops, "chain, walk: how far a question asks; drawn evenly from this list");
+    visit("hops", &T::hops, "chain, walk, paragraph: how far a question asks; drawn evenly from this list");
     visit("chains", &T::chains,
-          "chain, walk: chains a row, the others being distractors; walk: labelled if > 1");
+          "chain, walk, paragraph: chains a row, the others being distractors; walk: labelled if > 1");
     visit("symbols", &T::symbols, "how many symbols keys, values and nodes are drawn from, at most 128");
   }
 };

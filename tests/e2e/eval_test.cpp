@@ -113,6 +113,10 @@ TEST_F(Eval, SamplesAloneInTheOriginalsForm) {
   for (const char* key : {"index", "task", "input", "answer_prefix", "outputs", "length", "max_new_tokens"})
     EXPECT_TRUE(first.contains(key)) << key;
   EXPECT_EQ(first["outputs"].size(), 5u);
+  // A tokenizer is all it needs; lengths are the same as with the whole model.
+  expect_ok("eval ruler --model " + path("tok") +
+            " --lengths 1024 --tasks vt,qa_1 --samples 2 --samples-only " + path("same.jsonl"));
+  EXPECT_EQ(read_text(path("same.jsonl")), all);
 }
 
 TEST_F(Eval, ChoiceAndPerplexity) {

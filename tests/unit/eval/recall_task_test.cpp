@@ -28,6 +28,11 @@ RecallTask walk(int64_t length, std::vector<int64_t> hops, int64_t pairs = 0, in
   t.chains = chains;
   return t;
 }
+RecallTask paragraphs(int64_t length, std::vector<int64_t> hops, int64_t pairs, int64_t chains) {
+  RecallTask t = walk(length, std::move(hops), pairs, chains);
+  t.task = RecallKind::paragraph;
+  return t;
+}
 
 bool is_symbol(int32_t id) {
   return id >= kSymbol && id < kSymbol + kMaxSymbols;
@@ -109,7 +114,9 @@ std::vector<RecallTask> all_tasks() {
     out.push_back(walk(length, {1}));
     out.push_back(walk(length, {1, 2, 3}, 8));
     out.push_back(walk(length, {2}, 6, 2));
+    out.push_back(paragraphs(length, {1, 2}, 6, 2));
   }
+  out.push_back(paragraphs(256, {1, 2, 3}, 48, 12));
   out.push_back(walk(256, {4, 8}, 60, 4));
   return out;
 }
@@ -193,6 +200,22 @@ TEST(RecallTask, LabelledWalksShareTheirNodesSoThatLabelsDecide) {
   EXPECT_GT(ambiguous, questions / 4);  // without its label, a node often has another edge
 }
 
+TEST(RecallTask, AParagraphHoldsAWholePathInAnyOrder) {
+  const RecallTask t = paragraphs(256, {3}, 40, 10);
+  bool backwards = false, forwards = false;
+  std::set<int64_t> first;
+  for (uint64_t i = 0; i < 50; ++i)
+    for (const RecallAnswer& a : make_recall_row(t, 5, i).answers) {
+      const auto [low, high] = std::minmax_element(a.gold.begin(), a.gold.end());
+      EXPECT_LE(*high - *low, 2 * 3);  // 4 edges of 2 tokens
+      first.insert(*low / 32);
+      backwards |= a.gold[0] > a.gold[1];
+      forwards |= a.gold[0] < a.gold[1];
+    }
+  EXPECT_TRUE(backwards && forwards);
+  EXPECT_GE(first.size(), 7u);  // paragraphs stand anywhere
+}
+
 TEST(RecallTask, RowsDependOnSeedAndIndexAlone) {
   for (const RecallTask& t : all_tasks()) {
     const RecallRow a = make_recall_row(t, 11, 3);
@@ -238,6 +261,8 @@ TEST(RecallTask, BadTasksAreNamed) {
   RecallTask t = task(RecallKind::mqar, 64);
   t.hops = {2};
   refused(t, "neither hops nor chains");
+  refused(paragraphs(256, {1}, 64, 4), "name 60");  // 64 symbols, a node more than edges in each
+  refused(paragraphs(256, {1}, 4, 64), "no room");
   t = task(RecallKind::mqar, 64);
   t.symbols = 1000;
   refused(t, "symbols");
@@ -250,6 +275,7 @@ TEST(RecallTask, BadTasksAreNamed) {
 TEST(RecallTask, ChanceIsThatOfAGuessAmongWhatCouldBe) {
   EXPECT_DOUBLE_EQ(recall_chance(walk(64, {1}, 16)), 1.0 / 16);
   EXPECT_DOUBLE_EQ(recall_chance(walk(128, {1}, 32, 4)), 1.0 / 8);
+  EXPECT_DOUBLE_EQ(recall_chance(paragraphs(128, {1}, 32, 8)), 1.0 / 4);
   EXPECT_DOUBLE_EQ(recall_chance(task(RecallKind::phonebook, 64, 2)), 0.1);
   EXPECT_DOUBLE_EQ(recall_chance(task(RecallKind::mqar, 64)), 1.0 / 32);
 }
