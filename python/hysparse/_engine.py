@@ -157,4 +157,4 @@ class Engine(Handle):
         """Figures of now (queued, running, pages, slots) and since the start."""
         stats = c.sized(c.EngineStats)
         c.call("hysparse_engine_get_stats", self._handle, C.byref(stats))
-        return {name: getattr(stats, name) for name, _ in c.EngineStats._fields_ if name != "size"}
+        return {field[0]: getattr(stats, field[0]) for field in c.EngineStats._fields_ if field[0] != "size"}

@@ -200,19 +200,22 @@ class Scorer {
 }  // namespace
 
 std::vector<ChoiceItem> read_choice_items(const std::string& path) {
-  const std::string all = read_file(path);
+  return parse_choice_items(read_file(path), path);
+}
+
+std::vector<ChoiceItem> parse_choice_items(std::string_view lines, const std::string& where) {
   std::vector<ChoiceItem> out;
   size_t number = 0;
-  for (size_t begin = 0; begin < all.size();) {
-    const size_t end = std::min(all.find('\n', begin), all.size());
-    const std::string_view line = std::string_view(all).substr(begin, end - begin);
-    begin = end + 1;
+  while (!lines.empty()) {
+    const size_t end = std::min(lines.find('\n'), lines.size());
+    const std::string_view line = lines.substr(0, end);
+    lines.remove_prefix(std::min(end + 1, lines.size()));
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const std::string where = fmt::format("{}:{}", path, number);
-    out.push_back(read_item(parse_json(line, where), where));
+    const std::string at = fmt::format("{}:{}", where, number);
+    out.push_back(read_item(parse_json(line, at), at));
   }
-  if (out.empty()) throw input_error(path, "no item in it");
+  if (out.empty()) throw input_error(where, "no item in it");
   return out;
 }
 

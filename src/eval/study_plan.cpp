@@ -149,10 +149,13 @@ class Reader {
     if (std::set<int64_t>(plan_.seeds.begin(), plan_.seeds.end()).size() != plan_.seeds.size())
       throw input_error(top_.at("seeds"), "the same seed stands there twice");
     for (const Json& v : top_.list("learning_rates")) {
-      if (!v.is_number() || !(v.get<double>() > 0))
-        throw expected_error(top_.at("learning_rates"), "numbers above 0", v.dump());
+      if (!v.is_number() || !(v.get<double>() >= 1e-12 && v.get<double>() <= 1e3))
+        throw expected_error(top_.at("learning_rates"), "numbers from 1e-12 to 1000", v.dump());
       plan_.learning_rates.push_back(v.get<double>());
     }
+    if (std::set<double>(plan_.learning_rates.begin(), plan_.learning_rates.end()).size() !=
+        plan_.learning_rates.size())
+      throw input_error(top_.at("learning_rates"), "the same rate stands there twice");
     plan_.search_seed = top_.whole("search_seed", 1000, 0);
     if (plan_.searches() &&
         std::find(plan_.seeds.begin(), plan_.seeds.end(), plan_.search_seed) != plan_.seeds.end())
@@ -230,6 +233,15 @@ class Reader {
       plan_.arms.push_back({n.text("name"), n.text_or("about", "")});
       arm_models.push_back(n.object_or_empty("model"));
     });
+    // Names that differ may still give one folder ("a b" and "a_b").
+    std::set<std::string> folders;
+    for (size_t s = 0; s < plan_.sizes.size(); ++s)
+      for (size_t a = 0; a < plan_.arms.size(); ++a)
+        if (!folders.insert(plan_.make_run(s, a, 1, 1, false).id).second)
+          throw input_error(
+              top_.at("arms"),
+              fmt::format("the runs of {} would share a folder with others", quote_text(plan_.arms[a].name)),
+              "rename it");
     for (size_t s = 0; s < plan_.sizes.size(); ++s) {
       auto& of_size = plan_.configs.emplace_back();
       for (size_t a = 0; a < plan_.arms.size(); ++a) {
@@ -241,7 +253,9 @@ class Reader {
     for (size_t p = 0; p < plan_.phases.size(); ++p)
       if (plan_.phases[p].rows == 0) {
         const TrainConfig& t = plan_.configs[0][0][p].train;
-        plan_.phases[p].rows = std::min(t.steps * t.global_batch_size, int64_t(1) << 18);
+        const int64_t most = int64_t(1) << 18;  // rows drawn from any number of steps
+        plan_.phases[p].rows = std::min(t.steps, most) * std::min(t.global_batch_size, most);
+        plan_.phases[p].rows = std::min(plan_.phases[p].rows, most);
       }
   }
 

@@ -3,11 +3,11 @@
 #include <cstring>
 #include <memory>
 
-#include "../unit/io/gguf_bytes.h"
 #include "io/gguf_detail.h"
 #include "model/gguf_model.h"
 #include "target.h"
 #include "tokenizer/tokenizer_gguf.h"
+#include "unit/io/gguf_bytes.h"
 
 namespace hysparse::fuzz {
 namespace {
@@ -65,16 +65,6 @@ std::string model(const std::string& arch, const std::string& pre) {
   return file(tensor_count, key_count, keys + tensors, at);
 }
 
-template <class Read>
-void refused_or_read(Read&& read) {
-  try {
-    read();
-  } catch (const Error& e) {
-    require(e.kind() == ErrorKind::input, "a bad file is the input's fault");
-    require(std::strlen(e.what()) < 4000, "messages are short");
-  }
-}
-
 }  // namespace
 
 bool run_input(std::string_view input) {
@@ -117,13 +107,13 @@ bool run_input(std::string_view input) {
     decode(t.dtype, copy.get() + header.data_begin + t.begin, values.data(), values.size());
   }
   const GgufFile file(std::span<const std::byte>(copy.get(), input.size()), "fuzz");
-  refused_or_read([&] {
+  accepted([&] {
     for (const TensorSource& t : gguf_tensors(file, gguf_config(file))) {
       std::vector<float> row(static_cast<size_t>(t.row_size()));
       for (int64_t i = 0; i < t.rows(); ++i) t.read(i, 1, row.data());
     }
   });
-  refused_or_read([&] { tokenizer_from_gguf(file); });
+  accepted([&] { tokenizer_from_gguf(file); });
   return true;
 }
 

@@ -6,9 +6,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/error.h"
 
 namespace hysparse::fuzz {
 
@@ -23,6 +26,19 @@ inline void require(bool ok, const char* what) {
   if (ok) return;
   std::fprintf(stderr, "broken promise: %s\n", what);
   std::abort();
+}
+
+// Whether `read` came through; an Error must be the input's fault and no longer than a person reads.
+template <class Read>
+bool accepted(Read&& read) {
+  try {
+    read();
+    return true;
+  } catch (const Error& e) {
+    require(e.kind() == ErrorKind::input, "what is wrong is the input's fault");
+    require(std::strlen(e.what()) < 4000, "messages are short");
+    return false;
+  }
 }
 
 }  // namespace hysparse::fuzz

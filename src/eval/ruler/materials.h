@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "io/json_value.h"
+
 namespace hysparse::ruler {
 
 // Running text, cut into words and sentences; reading goes on from the start behind its end.
@@ -52,9 +54,11 @@ struct QuestionSet {
 // SQuAD's JSON: {"data": [{"paragraphs": [{"context", "qas": [{"question", "answers": [{"text"}]}]}]}]};
 // other paragraphs of the same article are near. Questions without an answer are left out.
 QuestionSet read_squad(const std::string& path);
+QuestionSet squad_questions(const Json& json, const std::string& source);
 // HotpotQA's JSON: [{"question", "answer", "context": [[title, [sentences]]], "supporting_facts": [[title,
 // n]]}]; the supporting documents are gold (all of an item's, where it names none), its others near.
 QuestionSet read_hotpot(const std::string& path);
+QuestionSet hotpot_questions(const Json& json, const std::string& source);
 // Documents about people (and, with two hops, buildings) that do not exist.
 QuestionSet invented_questions(bool two_hops, int64_t documents = 8192);
 

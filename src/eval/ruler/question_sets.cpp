@@ -75,11 +75,14 @@ void finish(QuestionSet& set, const std::string& where) {
 }  // namespace
 
 QuestionSet read_squad(const std::string& path) {
-  const Json json = read_json_file(path);
+  return squad_questions(read_json_file(path), path);
+}
+
+QuestionSet squad_questions(const Json& json, const std::string& source) {
   QuestionSet set;
-  set.source = path;
+  set.source = source;
   Documents documents(set.documents);
-  const Reader articles = Reader(json, path).member("data");
+  const Reader articles = Reader(json, source).member("data");
   for (size_t a = 0; a < articles.size(); ++a) {
     const Reader paragraphs = articles[a].member("paragraphs");
     std::vector<int32_t> ids;
@@ -105,16 +108,19 @@ QuestionSet read_squad(const std::string& path) {
       }
     }
   }
-  finish(set, path);
+  finish(set, source);
   return set;
 }
 
 QuestionSet read_hotpot(const std::string& path) {
-  const Json json = read_json_file(path);
+  return hotpot_questions(read_json_file(path), path);
+}
+
+QuestionSet hotpot_questions(const Json& json, const std::string& source) {
   QuestionSet set;
-  set.source = path;
+  set.source = source;
   Documents documents(set.documents);
-  const Reader items(json, path);
+  const Reader items(json, source);
   for (size_t i = 0; i < items.size(); ++i) {
     QuestionSet::Item item;
     item.question = items[i].member("question").text();
@@ -137,7 +143,7 @@ QuestionSet read_hotpot(const std::string& path) {
     if (item.answers.front().empty() || item.gold.empty()) continue;
     set.items.push_back(std::move(item));
   }
-  finish(set, path);
+  finish(set, source);
   return set;
 }
 

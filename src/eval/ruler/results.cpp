@@ -4,8 +4,11 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "base/error.h"
 #include "io/files.h"
@@ -15,15 +18,31 @@ namespace {
 
 constexpr int kFormat = 1;
 
+// A value of exactly this type: no rounding, no wrapping.
+template <class T>
+bool is_a(const Json& v) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return v.is_boolean();
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return v.is_string();
+  } else if constexpr (std::is_same_v<T, double>) {
+    return v.is_number();
+  } else if constexpr (std::is_integral_v<T>) {
+    return v.is_number_integer() &&
+           (!v.is_number_unsigned() || v.get<uint64_t>() <= std::numeric_limits<T>::max()) &&
+           v.get<int64_t>() >= 0;
+  } else {
+    return v.is_array() && std::all_of(v.begin(), v.end(), is_a<typename T::value_type>);
+  }
+}
+
 template <class T>
 T member(const Json& json, const char* key, const std::string& where) {
   const auto at = json.find(key);
   if (at == json.end()) throw input_error(where, fmt::format("\"{}\" is missing", key));
-  try {
-    return at->get<T>();
-  } catch (const nlohmann::json::exception&) {
+  if (!is_a<T>(*at))
     throw input_error(where, fmt::format("\"{}\" is of the wrong type: {}", key, at->type_name()));
-  }
+  return at->get<T>();
 }
 
 // Of the first setting that differs.

@@ -95,8 +95,8 @@ std::string squad_words(std::string_view text) {
 
 void erase_all(std::string& text, std::string_view part) {
   if (part.empty()) return;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at))
-    text.replace(at, part.size(), " ");
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
+    text.replace(at, part.size(), 1, ' ');
 }
 
 double share_of(const std::vector<uint8_t>& found, bool any) {

@@ -84,6 +84,15 @@ TEST(RulerScore, Words) {
 }
 
 // Questions: any accepted answer; articles and punctuation count for nothing in the strict reading.
+// Questions of files may be anything; their text in an answer is passed over, and the search ends.
+TEST(RulerScore, QuestionsThatAreBlank) {
+  for (const std::string question : {"", " ", "  ", "\n", "Question: ", "Question:  "}) {
+    const ruler::Score s = ruler::score_answer({"blue"}, true, question, "  it is  blue ");
+    EXPECT_EQ(s.share, 1) << '"' << question << '"';
+    EXPECT_EQ(s.strict, 1) << '"' << question << '"';
+  }
+}
+
 TEST(RulerScore, Questions) {
   const std::vector<std::string> accepted{"the Denver Broncos", "Broncos"};
   const std::string question = "Question: Are the Denver Broncos or the Carolina Panthers older?";

@@ -81,6 +81,13 @@ TEST(StudyPlan, SizesMultiplyTheArms) {
   EXPECT_EQ(plan.make_run(1, 0, 0.01, 3, false).id, "b-full-lr0.01-seed3");
 }
 
+TEST(StudyPlan, RowsOfHugeRunsAreBounded) {
+  const StudyPlan plan = parse_study(changed("\"steps\": 4, \"global_batch_size\": 4",
+                                             "\"steps\": 1099511627776, \"global_batch_size\": 16777216"),
+                                     "small.json");
+  EXPECT_EQ(plan.phases[0].rows, int64_t(1) << 18);
+}
+
 TEST(StudyPlan, BadFilesAreNamed) {
   const auto refused = [](const std::string& text, const std::string& what) {
     try {
@@ -100,6 +107,8 @@ TEST(StudyPlan, BadFilesAreNamed) {
           "no evaluation is named \"to\"");
   refused(changed("\"seeds\": [1, 2, 3]", "\"seeds\": [1, 1]"), "twice");
   refused(changed("\"seeds\": [1, 2, 3]", "\"seeds\": [1, 1000]"), "must not be judged");
+  refused(changed("[0.001, 0.01]", "[0.001, 0.001]"), "twice");
+  refused(changed("[0.001, 0.01]", "[1e-300, 0.01]"), "1e-12");
   refused(changed("\"seeds\": [1, 2, 3]", "\"seeds\": []"), "a list that is not empty");
   refused(changed("\"seeds\"", "\"seedz\""), "did you mean \"seeds\"");
   refused(changed("{\"attention\": \"hysparse\"}", "{\"attention\": \"hysparse\", \"hidden_sise\": 4}"),
@@ -122,6 +131,7 @@ TEST(StudyPlan, BadFilesAreNamed) {
   refused(changed("\"name\": \"long\"", "\"name\": \"a/b\""), "a name of letters");
   refused(changed("\"name\": \"two\", \"task\"", "\"name\": \"one\", \"task\""), "two evaluations");
   refused(changed("\"name\": \"sparse\"", "\"name\": \"full\""), "twice");
+  refused(changed("\"name\": \"sparse\"", "\"name\": \"swa_full-less\""), "share a folder");
   refused(changed("\"matches\": \"full\"}]}\n  ]", "\"matches\": \"full\", \"beats\": \"sparse\"}]}\n  ]"),
           "one of \"beats\" and \"matches\"");
   refused(changed("\"max_position_embeddings\": 128", "\"max_position_embeddings\": 40"),

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,26 +9,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "unit/support/temp_dir.h"
 
 namespace hysparse::test {
 
-class TempDir {
- public:
-  TempDir() {
-    static int count = 0;
-    path_ = std::filesystem::temp_directory_path() /
-            ("hysparse_tok_" + std::to_string(getpid()) + "_" + std::to_string(count++));
-    std::filesystem::create_directories(path_);
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+using tests::TempDir;
 
 inline void write(const std::filesystem::path& path, std::string_view content) {
   std::filesystem::create_directories(path.parent_path());

@@ -37,6 +37,7 @@ class CheckpointTest : public testing::Test {
       for (const TensorView& t : {s.weight->master, s.m, s.v})
         for (int64_t i = 0; i < t.numel(); ++i) t.as<float>()[i] = static_cast<float>(rng.normal());
   }
+  void kill_during_saves(int rounds);
   void save(int64_t step, std::optional<double> loss = {}) {
     state_.step = step;
     state_.samples = 8 * step;
@@ -220,14 +221,14 @@ TEST_F(CheckpointTest, LeftoversOfACrashAreRemoved) {
 }
 
 // Killed at any moment of a save or of a removal: whatever is listed is whole and of one step.
-TEST_F(CheckpointTest, AKillDuringASaveNeverLeavesAMixture) {
+void CheckpointTest::kill_during_saves(int rounds) {
   const auto start = std::chrono::steady_clock::now();
   save(1);
   const auto one_save =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
   int64_t next = 2;
   Rng rng(5);
-  for (int round = 0; round < 25; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
@@ -262,6 +263,14 @@ TEST_F(CheckpointTest, AKillDuringASaveNeverLeavesAMixture) {
     remove_stale_checkpoints(out());
   }
   EXPECT_GT(next, 10) << "hardly any save finished: nothing was tested";
+}
+
+TEST_F(CheckpointTest, AKillDuringASaveNeverLeavesAMixture) {
+  kill_during_saves(25);
+}
+class FullCheckpointTest : public CheckpointTest {};
+TEST_F(FullCheckpointTest, AHundredKillsDuringSavesNeverLeaveAMixture) {
+  kill_during_saves(100);
 }
 
 TEST_F(CheckpointTest, AReadOnlyFolderIsAnErrorThatKeepsTheOldOne) {

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -14,26 +12,11 @@
 #include "base/error.h"
 #include "train/data.h"
 #include "train/token_file.h"
+#include "unit/support/temp_dir.h"
 
 namespace hysparse::test_data {
 
-class TempDir {
- public:
-  TempDir() {
-    static std::atomic<int> count{0};
-    path_ = std::filesystem::temp_directory_path() /
-            ("hysparse_data_" + std::to_string(getpid()) + "_" + std::to_string(count++));
-    std::filesystem::create_directories(path_);
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+using tests::TempDir;
 
 inline void write(const std::filesystem::path& path, std::string_view content) {
   std::filesystem::create_directories(path.parent_path());
