@@ -32,6 +32,14 @@ RecallTask RecallFlags::task() const {
   return t;
 }
 
+int64_t RecallFlags::length(int64_t otherwise) const {
+  RecallTask t;
+  t.length = otherwise;
+  const std::string& value = values.at("length");
+  if (!value.empty()) set_field(t, "length", value, "--length");
+  return t.length;
+}
+
 namespace {
 
 struct Flags {

@@ -128,13 +128,14 @@ void show(const ruler::Progress& p, bool live) {
 void run(Flags& f) {
   for (const int64_t length : f.run.lengths)
     if (length < 1) throw expected_error("--lengths", "lengths from 1 on", std::to_string(length));
-  if (f.run.samples < 1) throw expected_error("--samples", "at least 1", std::to_string(f.run.samples));
   f.run.tasks = ruler::find_tasks(f.tasks);
   const int64_t longest = *std::max_element(f.run.lengths.begin(), f.run.lengths.end());
   std::sort(f.run.lengths.begin(), f.run.lengths.end());
   f.run.lengths.erase(std::unique(f.run.lengths.begin(), f.run.lengths.end()), f.run.lengths.end());
   const ruler::Materials m = materials(f);
-  const std::string dir = f.model.empty() ? shipped_model() : f.model;
+  fs::path named = fs::path(f.model.empty() ? shipped_model() : f.model).lexically_normal();
+  if (!named.has_filename()) named = named.parent_path();  // "model/" is "model"
+  const std::string dir = named.string();
   if (!f.samples_only.empty()) {
     ThreadPool pool(f.device.threads);
     const ruler::Prompter prompter(std::make_shared<const Tokenizer>(Tokenizer::load(dir)),
@@ -158,7 +159,7 @@ void run(Flags& f) {
   options.prefix_cache = false;
   Engine engine(machine.runtime(), step, options);
 
-  const Json settings = settings_of(f, fs::path(dir).lexically_normal().string(), step, prompter, m);
+  const Json settings = settings_of(f, dir, step, prompter, m);
   const auto results =
       f.out.empty() ? std::make_unique<ruler::Results>() : std::make_unique<ruler::Results>(f.out, settings);
   if (results->found() > 0)
@@ -172,8 +173,8 @@ void run(Flags& f) {
       &interrupt_flag());
   if (live && !f.quiet) std::fprintf(stderr, "\r\x1b[K");
 
-  const ruler::Report report = ruler::make_report(*results, f.run.lengths, f.run.tasks, f.run.samples, m,
-                                                  fs::path(dir).lexically_normal().filename().string());
+  const ruler::Report report =
+      ruler::make_report(*results, f.run.lengths, f.run.tasks, f.run.samples, m, named.filename().string());
   const Json json = ruler::report_json(report, settings);
   if (!f.out.empty()) {
     write_file_atomic(fs::path(f.out) / "report.json", dump_json(json));
@@ -192,7 +193,7 @@ void add_eval_ruler(CLI::App& eval) {
   Flags& f = *flags;
   f.engine.engine.step_tokens = 2048;
   CLI::App& c = *eval.add_subcommand("ruler", "the 13 long-context tasks of RULER, by length");
-  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
+  add_model_flag(c, f.model);
   c.add_option("--lengths", f.run.lengths, "tokens of prompt and answer together: 4096,8192,...")
       ->delimiter(',')
       ->required();
@@ -201,6 +202,7 @@ void add_eval_ruler(CLI::App& eval) {
                "niah_multivalue, vt, cwe, fwe, qa_1, qa_2")
       ->delimiter(',');
   c.add_option("--samples", f.run.samples, "samples a task and length; the paper's table: 500")
+      ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   c.add_option("--seed", f.run.seed, "the same seed gives the same samples")
       ->check(CLI::NonNegativeNumber)

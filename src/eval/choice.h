@@ -23,6 +23,7 @@ struct ChoiceItem {
 // JSON lines: {"context": TEXT, "choices": [TEXT, ...], "gold": NUMBER} and, where wanted, "id". Error(input)
 // names file and line.
 std::vector<ChoiceItem> read_choice_items(const std::string& path);
+std::vector<ChoiceItem> parse_choice_items(std::string_view lines, const std::string& where);
 
 // Ids of a context and of its continuation by `text`, as lm-evaluation-harness parts them: white space at the
 // context's end belongs to the continuation; all is encoded together, and the ids behind as many as the

@@ -93,7 +93,8 @@ TEST_F(Eval, RulerSaysWhatIsWrong) {
   expect_bad(ruler("--lengths 4096"), "max_position_embeddings (2048)");
   expect_bad(ruler("--lengths 0"), "expected lengths from 1");
   expect_bad(ruler("--lengths 12x"), "--lengths");
-  expect_bad(ruler("--lengths 1024 --samples 0"), "expected at least 1");
+  expect_bad(ruler("--lengths 1024 --samples 0"), "--samples");
+  expect_bad(ruler("--lengths 1024 --samples 99999999999"), "--samples");
   expect_bad(ruler("--lengths 1024 --essays " + path("missing.txt")), "missing.txt");
   expect_bad(ruler("--lengths 1024 --squad " + path("missing.json")), "missing.json");
   write_text(path("bad.json"), "{\"data\": 3}");
@@ -117,6 +118,17 @@ TEST_F(Eval, SamplesAloneInTheOriginalsForm) {
   expect_ok("eval ruler --model " + path("tok") +
             " --lengths 1024 --tasks vt,qa_1 --samples 2 --samples-only " + path("same.jsonl"));
   EXPECT_EQ(read_text(path("same.jsonl")), all);
+}
+
+TEST_F(Eval, AModelsFolderWithASlashIsTheSameModel) {
+  const std::string rest =
+      " --lengths 1024 --tasks niah_single_1 --samples 1 --answer-tokens 24 --out " + path("slash");
+  const std::string command = "eval ruler --quiet --model ";
+  expect_ok(command + path("model") + rest);
+  const Result again = run(command + path("model") + "/" + rest);
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_NE(again.output.find("1 samples are there already"), std::string::npos) << again.output;
+  EXPECT_NE(read_text(path("slash/report.html")).find("<title>RULER: model"), std::string::npos);
 }
 
 TEST_F(Eval, ChoiceAndPerplexity) {

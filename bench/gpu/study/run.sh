@@ -30,15 +30,15 @@ selections() {
   for arm in hysparse full; do
     model=$(ls -d "$work"/runs/$arm-lr*-seed*/*-"$long"/model 2>/dev/null | head -n 1)
     [ -n "$model" ] || continue
-    python3 - "$file" <<'PY' | while read -r label flags; do
+    python3 - "$file" <<'PY' | { while read -r label flags; do
 import json, sys
 for e in json.load(open(sys.argv[1]))["evaluations"]:
     if e["name"].startswith(("walk 2", "thread 2", "paragraph 2", "chain 2")):
         print(e["name"].replace(" ", "-"), *(f"--{k} {','.join(map(str, v)) if isinstance(v, list) else v}" for k, v in e.items() if k not in ("name", "samples", "curve_samples")))
 PY
-      timeout 10 $HYSPARSE eval oracle --model "$model" ${ORACLE_FLAGS:---device cuda --dtype bf16 --threads 2} --rows 16 $flags \
-        --json "$work/oracle/$label-$arm.json" --html "$work/oracle/$label-$arm.html" || true
-    done
+      timeout 20 $HYSPARSE eval oracle --model "$model" ${ORACLE_FLAGS:---device cuda --dtype bf16 --threads 2} --rows 16 $flags \
+        --json "$work/oracle/$label-$arm.json" --html "$work/oracle/$label-$arm.html" >"$work/oracle/$label-$arm.txt" 2>&1 &
+    done; wait; }
   done
 }
 long=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["phases"][-1]["name"])' "$file")

@@ -86,6 +86,18 @@ TEST(Oracle, RandomSelectionsAreSeenAsTheyAre) {
   EXPECT_NEAR(l.neighbours.value(), l.neighbour_chance.value(), 0.05);
 }
 
+TEST(Oracle, RowsBeyondTheMemoryAreRefusedBeforeAnythingIsComputed) {
+  tests::TinyModel m(AttentionKind::full);
+  Oracle oracle(m.rt, m.model);
+  try {
+    oracle.add(std::vector<int32_t>(8 << 20, 40));
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::input);
+    EXPECT_NE(std::string(e.what()).find("shorter rows"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Oracle, AModelWithoutFullLayersIsRefused) {
   tests::TinyModel m(AttentionKind::window);
   EXPECT_THROW(Oracle(m.rt, m.model), Error);

@@ -34,9 +34,6 @@ RecallTask paragraphs(int64_t length, std::vector<int64_t> hops, int64_t pairs, 
   return t;
 }
 
-bool is_symbol(int32_t id) {
-  return id >= kSymbol && id < kSymbol + kMaxSymbols;
-}
 bool is_label(int32_t id) {
   return id >= kLabel && id < kLabel + kMaxLabels;
 }
@@ -137,7 +134,9 @@ TEST(RecallTask, AnIndependentReaderFindsEveryAnswer) {
       for (const Read::Asked& q : r.questions) {
         EXPECT_EQ(q.said, q.answer);
         EXPECT_TRUE(std::count(t.hops.begin(), t.hops.end(), q.hops));
-        if (t.task != RecallKind::chain) EXPECT_TRUE(keys.insert(q.key).second) << "asked twice";
+        if (t.task != RecallKind::chain) {
+          EXPECT_TRUE(keys.insert(q.key).second) << "asked twice";
+        }
         for (size_t k = 0; k < q.said.size(); ++k, ++answer) {
           EXPECT_EQ(row.answers[answer].at, q.first + int64_t(k));
           EXPECT_EQ(row.answers[answer].hops, q.hops);
