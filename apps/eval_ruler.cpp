@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <tuple>
 
 #include "base/error.h"
@@ -84,7 +85,8 @@ Json settings_of(const Flags& f, const std::string& model, const StepModel& step
           {"hotpot", fmt::format("{:016x}", m.hotpot->fingerprint)}};
 }
 
-// The samples alone, a JSON line each under the original's names: for other programs.
+// The samples alone, a JSON line each under the original's names: for other programs. Prints how long they
+// are.
 void write_samples(const Flags& f, ThreadPool& pool, const ruler::Prompter& prompter,
                    const ruler::Materials& m) {
   std::vector<std::tuple<int64_t, const ruler::Task*, int64_t>> jobs;
@@ -92,27 +94,38 @@ void write_samples(const Flags& f, ThreadPool& pool, const ruler::Prompter& prom
     for (const ruler::Task* task : f.run.tasks)
       for (int64_t i = 0; i < f.run.samples; ++i) jobs.emplace_back(length, task, i);
   std::vector<std::string> lines(jobs.size());
+  std::vector<int64_t> tokens(jobs.size());  // of prompt and budget
   pool.parallel_for(static_cast<int64_t>(jobs.size()), [&](int64_t j, int) {
     const auto& [length, task, index] = jobs[static_cast<size_t>(j)];
     const ruler::Sample s = ruler::fit_sample(
         *task, {.materials = m, .prompter = prompter, .seed = f.run.seed, .length = length, .index = index},
         f.run.answer_tokens);
-    lines[static_cast<size_t>(j)] =
-        dump_json({{"index", index},
-                   {"task", task->name},
-                   {"input", s.text.user},
-                   {"answer_prefix", s.text.prefix},
-                   {"outputs", s.text.references},
-                   {"length", s.prompt.size() + static_cast<size_t>(s.answer_tokens)},
-                   {"max_length", length},
-                   {"max_new_tokens", s.answer_tokens},
-                   {"depths", s.text.depths}},
-                  -1) +
-        "\n";
+    tokens[static_cast<size_t>(j)] = static_cast<int64_t>(s.prompt.size()) + s.answer_tokens;
+    lines[static_cast<size_t>(j)] = dump_json({{"index", index},
+                                               {"task", task->name},
+                                               {"input", s.text.user},
+                                               {"answer_prefix", s.text.prefix},
+                                               {"outputs", s.text.references},
+                                               {"length", tokens[static_cast<size_t>(j)]},
+                                               {"max_length", length},
+                                               {"max_new_tokens", s.answer_tokens},
+                                               {"depths", s.text.depths}},
+                                              -1) +
+                                    "\n";
   });
   AtomicFile file(f.samples_only);
   for (const std::string& line : lines) file.write(line.data(), line.size());
   file.commit();
+  std::printf("%8s  %-16s %8s %8s %10s %8s\n", "length", "task", "samples", "least", "mean", "most");
+  for (auto at = tokens.begin(); at != tokens.end(); at += f.run.samples) {
+    const auto& [length, task, index] = jobs[static_cast<size_t>(at - tokens.begin())];
+    const auto [least, most] = std::minmax_element(at, at + f.run.samples);
+    std::printf("%8lld  %-16s %8lld %8lld %10.1f %8lld\n", static_cast<long long>(length),
+                std::string(task->name).c_str(), static_cast<long long>(f.run.samples),
+                static_cast<long long>(*least),
+                std::accumulate(at, at + f.run.samples, 0.0) / static_cast<double>(f.run.samples),
+                static_cast<long long>(*most));
+  }
 }
 
 void show(const ruler::Progress& p, bool live) {

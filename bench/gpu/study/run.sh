@@ -45,7 +45,11 @@ long=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["phases"
 [ "${ORACLE:-1}" = 0 ] || selections
 
 for kind in md html json; do cp "$work/report.$kind" "$OUT/$name.$kind"; done
-for run in "$work"/runs/*/; do tail -n 3 "$run/log.txt" >"$run/end.txt"; grep -h '"kind":"train"' "$run"/*-*/log.jsonl 2>/dev/null | cut -c1-200 >"$run/speed.txt"; done
+for run in "$work"/runs/*/; do
+  [ -e "$run/log.txt" ] || continue  # an earlier call's
+  tail -n 3 "$run/log.txt" >"$run/end.txt"
+  grep -h '"kind":"train"' "$run"/*-*/log.jsonl 2>/dev/null | cut -c1-200 >"$run/speed.txt"
+done
 (cd "$work" && tar -cJf "$OUT/$name.runs.tar.xz" --ignore-failed-read $(ls runs/*/run.json runs/*/result.json runs/*/curve.jsonl runs/*/end.txt runs/*/speed.txt 2>/dev/null))
 [ ! -d "$work/oracle" ] || tar -C "$work" -cJf "$OUT/$name.oracle.tar.xz" oracle
 say "results: $(cd "$OUT" && ls -s | tr '\n' ' ')"
