@@ -73,6 +73,10 @@ Oracle::Seen Oracle::look(const std::vector<int32_t>& ids) {
   const auto n = static_cast<int64_t>(ids.size());
   const ModelConfig& c = model_.config();
   const int64_t heads = c.kv_heads(), entries = c.entries(), block = c.hysparse_block_size;
+  for (const int32_t id : ids)
+    if (id < 0 || id >= c.vocab_size)
+      throw expected_error("oracle", fmt::format("token ids from 0 to {}", c.vocab_size - 1),
+                           std::to_string(id), "the model's vocabulary is not that of the text or task");
   // Scores of single tokens of every full layer, and the host's copy of them.
   const int64_t most = memory_available() / 2 / std::ssize(result_.layers) / heads / 4;
   if (most / n < n)

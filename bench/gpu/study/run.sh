@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A study on the GPUs that are here, within TOTAL seconds, and what comes of it in a few files. From the repository's root:
 #   HYSPARSE=build/bin/hysparse HYSPARSE_CUDA_LIBRARY=build/cuda/lib/libhysparse_cuda.so OUT=out TOTAL=500 bash bench/gpu/study/run.sh FILE [MORE FLAGS OF hysparse study]
-# PREVIOUS=NAME.runs.tar.xz of an earlier call: its finished runs are not made again. JOBS: runs side by side. Leaves in OUT:
+# PREVIOUS=NAME.runs.tar.xz of an earlier call: its finished runs are not made again. JOBS: runs side by side. CURVES=200: print accuracies at every 200 steps. Leaves in OUT:
 #   NAME.md .html .json   the report        NAME.runs.tar.xz   finished runs, curves of unfinished ones, the end of their logs
 #   NAME.oracle.tar.xz    what the full layers of a trained model select, a task each (ORACLE=0: none)
 set -u
@@ -22,6 +22,7 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null
 # The last 35 s save the runs under way, look at selections and pack.
 $HYSPARSE study "$file" --out "$work" $FLAGS --jobs "$JOBS" --budget $((TOTAL - 35))s "$@" 2>&1 | tail -n 70
 say "study stopped"
+[ "${CURVES:-0}" = 0 ] || python3 "$(dirname "$0")/curves.py" "$work" "$CURVES"
 
 # What the full layers of trained models select, a task each.
 selections() {

@@ -86,6 +86,14 @@ TEST(Oracle, RandomSelectionsAreSeenAsTheyAre) {
   EXPECT_NEAR(l.neighbours.value(), l.neighbour_chance.value(), 0.05);
 }
 
+TEST(Oracle, TokensBeyondTheVocabularyAreRefused) {
+  tests::TinyModel m(AttentionKind::full);
+  Oracle oracle(m.rt, m.model);
+  const auto beyond = static_cast<int32_t>(m.model.config().vocab_size);
+  for (const int32_t id : {-1, beyond}) EXPECT_THROW(oracle.add({1, 2, id, 3}), Error) << id;
+  EXPECT_EQ(oracle.result().rows, 0);
+}
+
 TEST(Oracle, RowsBeyondTheMemoryAreRefusedBeforeAnythingIsComputed) {
   tests::TinyModel m(AttentionKind::full);
   Oracle oracle(m.rt, m.model);
