@@ -16,6 +16,7 @@
 #include "io/files.h"
 #include "io/json.h"
 #include "io/json_value.h"
+#include "io/text_lines.h"
 #include "shipped.h"
 #include "text_model.h"
 
@@ -179,16 +180,6 @@ bool collect(Line& line) {
   return line.usage.has_value();
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    out.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return out;
-}
-
 void print_stats(const EngineStats& s) {
   const auto rate = s.step_seconds > 0 ? static_cast<double>(s.generated_tokens) / s.step_seconds : 0;
   std::fprintf(
@@ -204,9 +195,8 @@ void print_stats(const EngineStats& s) {
 void run(const Flags& f) {
   f.request.sampling.check();
   const std::string name = f.input == "-" ? "standard input" : f.input;
-  const std::vector<std::string> texts = lines_of(
-      f.input == "-" ? std::string{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()}
-                     : read_file(f.input));
+  const std::string text =
+      f.input == "-" ? std::string{std::istreambuf_iterator<char>(std::cin), {}} : read_file(f.input);
   CommandMachine machine(f.device);
   TextModel m = load_text_model(f.model.empty() ? shipped_model() : f.model,
                                 {.compute = machine.compute(), .format = weight_format_of(f.weights)},
@@ -219,10 +209,9 @@ void run(const Flags& f) {
 
   // All lines are read and checked before the first one is computed.
   std::deque<Line> lines;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    if (texts[i].find_first_not_of(" \t\r") == std::string::npos) continue;
-    const std::string where = fmt::format("{}: line {}", name, i + 1);
-    const Json json = parse_json(texts[i], where);
+  for_each_line(text, [&](std::string_view given, int64_t number) {
+    const std::string where = fmt::format("{}: line {}", name, number);
+    const Json json = parse_json(given, where);
     LineReader reader(json, where);
     const Json* id = reader.find("id");
     Line line;
@@ -235,7 +224,7 @@ void run(const Flags& f) {
       throw Error(e.kind(), fmt::format("{}: {}", where, e.what()));
     }
     lines.push_back(std::move(line));
-  }
+  });
   size_t printed = 0;
   bool failed = false;
   while (printed < lines.size()) {
@@ -260,7 +249,7 @@ void add_batch(CLI::App& app) {
   Flags& f = *flags;
   f.request.sampling.temperature = 0.8;
   CLI::App& c = *app.add_subcommand("batch", "answer many prompts at once: JSON lines in, JSON lines out");
-  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
+  add_model_flag(c, f.model);
   c.add_option(
        "input", f.input,
        "file of JSON lines, - is standard input: {\"prompt\": TEXT} or {\"tokens\": [IDS]}, and whatever a "

@@ -40,6 +40,11 @@ void add_device_flags(CLI::App& command, DeviceFlags& flags) {
       ->capture_default_str();
 }
 
+void add_model_flag(CLI::App& command, std::string& model) {
+  command.add_option("--model", model,
+                     "model directory; default: the small model that ships with the program");
+}
+
 void add_weights_flag(CLI::App& command, std::string& format) {
   command
       .add_option(

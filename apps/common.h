@@ -17,6 +17,8 @@ namespace hysparse {
 
 using DeviceFlags = MachineOptions;
 void add_device_flags(CLI::App& command, DeviceFlags& flags);
+// --model of commands that take the model that ships where none is named.
+void add_model_flag(CLI::App& command, std::string& model);
 // --weights: what matrices are kept in, as weight_format_of reads it.
 void add_weights_flag(CLI::App& command, std::string& format);
 

@@ -32,9 +32,9 @@ void run(const Flags& f) {
 
 void add_data_recall(CLI::App& data) {
   auto flags = std::make_shared<Flags>();
-  CLI::App& c = *data.add_subcommand(
-      "recall",
-      "rows of a made look-up task (MQAR, copy, phonebook, chain, walk), of which the answers are learned");
+  CLI::App& c = *data.add_subcommand("recall",
+                                     "rows of a made look-up task (MQAR, copy, phonebook, chain, walk, "
+                                     "paragraph), of which the answers are learned");
   add_recall_flags(c, flags->task);
   c.add_option("--rows", flags->rows, "rows to train on")
       ->check(CLI::Range(int64_t(1), int64_t(1) << 32))

@@ -110,7 +110,7 @@ void add_eval_choice(CLI::App& eval) {
   auto flags = std::make_shared<Flags>();
   Flags& f = *flags;
   CLI::App& c = *eval.add_subcommand("choice", "multiple choice by log-likelihood");
-  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
+  add_model_flag(c, f.model);
   c.add_option(
        "input", f.input,
        "JSON lines: {\"context\": TEXT, \"choices\": [TEXT, ...], \"gold\": NUMBER}, and \"id\" where wanted")

@@ -36,8 +36,7 @@ void run(const Flags& f) {
   options.overrides = f.sets;
   LoadedModel m = load_model_dir(f.model, options);
   const int64_t longest = m.config.max_position_embeddings;
-  const auto& length_text = f.task.values.at("length");
-  const int64_t length = !text ? f.task.task().length : length_text.empty() ? 1024 : std::stoll(length_text);
+  const int64_t length = text ? f.task.length(1024) : f.task.task().length;
   if (length < 2 || length > longest)
     throw expected_error("--length", fmt::format("2 to max_position_embeddings {}", longest),
                          std::to_string(length));

@@ -32,6 +32,14 @@ RecallTask RecallFlags::task() const {
   return t;
 }
 
+int64_t RecallFlags::length(int64_t otherwise) const {
+  RecallTask t;
+  t.length = otherwise;
+  const std::string& value = values.at("length");
+  if (!value.empty()) set_field(t, "length", value, "--length");
+  return t.length;
+}
+
 namespace {
 
 struct Flags {
@@ -93,8 +101,9 @@ void run(const Flags& f) {
 void add_eval_recall(CLI::App& eval) {
   auto flags = std::make_shared<Flags>();
   Flags& f = *flags;
-  CLI::App& c = *eval.add_subcommand(
-      "recall", "MQAR, copy, phonebook, chains and walks: accuracy by hops (models trained on these tasks)");
+  CLI::App& c = *eval.add_subcommand("recall",
+                                     "MQAR, copy, phonebook, chains, walks and paragraphs: accuracy by hops "
+                                     "(models trained on these tasks)");
   c.add_option("--model", f.model, "model directory")->required();
   add_recall_flags(c, f.task);
   c.add_option("--samples", f.options.rows, "rows")->check(CLI::Range(1, 1 << 30))->capture_default_str();

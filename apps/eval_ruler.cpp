@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <tuple>
 
 #include "base/error.h"
@@ -84,7 +85,8 @@ Json settings_of(const Flags& f, const std::string& model, const StepModel& step
           {"hotpot", fmt::format("{:016x}", m.hotpot->fingerprint)}};
 }
 
-// The samples alone, a JSON line each under the original's names: for other programs.
+// The samples alone, a JSON line each under the original's names: for other programs. Prints how long they
+// are.
 void write_samples(const Flags& f, ThreadPool& pool, const ruler::Prompter& prompter,
                    const ruler::Materials& m) {
   std::vector<std::tuple<int64_t, const ruler::Task*, int64_t>> jobs;
@@ -92,27 +94,38 @@ void write_samples(const Flags& f, ThreadPool& pool, const ruler::Prompter& prom
     for (const ruler::Task* task : f.run.tasks)
       for (int64_t i = 0; i < f.run.samples; ++i) jobs.emplace_back(length, task, i);
   std::vector<std::string> lines(jobs.size());
+  std::vector<int64_t> tokens(jobs.size());  // of prompt and budget
   pool.parallel_for(static_cast<int64_t>(jobs.size()), [&](int64_t j, int) {
     const auto& [length, task, index] = jobs[static_cast<size_t>(j)];
     const ruler::Sample s = ruler::fit_sample(
         *task, {.materials = m, .prompter = prompter, .seed = f.run.seed, .length = length, .index = index},
         f.run.answer_tokens);
-    lines[static_cast<size_t>(j)] =
-        dump_json({{"index", index},
-                   {"task", task->name},
-                   {"input", s.text.user},
-                   {"answer_prefix", s.text.prefix},
-                   {"outputs", s.text.references},
-                   {"length", s.prompt.size() + static_cast<size_t>(s.answer_tokens)},
-                   {"max_length", length},
-                   {"max_new_tokens", s.answer_tokens},
-                   {"depths", s.text.depths}},
-                  -1) +
-        "\n";
+    tokens[static_cast<size_t>(j)] = static_cast<int64_t>(s.prompt.size()) + s.answer_tokens;
+    lines[static_cast<size_t>(j)] = dump_json({{"index", index},
+                                               {"task", task->name},
+                                               {"input", s.text.user},
+                                               {"answer_prefix", s.text.prefix},
+                                               {"outputs", s.text.references},
+                                               {"length", tokens[static_cast<size_t>(j)]},
+                                               {"max_length", length},
+                                               {"max_new_tokens", s.answer_tokens},
+                                               {"depths", s.text.depths}},
+                                              -1) +
+                                    "\n";
   });
   AtomicFile file(f.samples_only);
   for (const std::string& line : lines) file.write(line.data(), line.size());
   file.commit();
+  std::printf("%8s  %-16s %8s %8s %10s %8s\n", "length", "task", "samples", "least", "mean", "most");
+  for (auto at = tokens.begin(); at != tokens.end(); at += f.run.samples) {
+    const auto& [length, task, index] = jobs[static_cast<size_t>(at - tokens.begin())];
+    const auto [least, most] = std::minmax_element(at, at + f.run.samples);
+    std::printf("%8lld  %-16s %8lld %8lld %10.1f %8lld\n", static_cast<long long>(length),
+                std::string(task->name).c_str(), static_cast<long long>(f.run.samples),
+                static_cast<long long>(*least),
+                std::accumulate(at, at + f.run.samples, 0.0) / static_cast<double>(f.run.samples),
+                static_cast<long long>(*most));
+  }
 }
 
 void show(const ruler::Progress& p, bool live) {
@@ -128,13 +141,14 @@ void show(const ruler::Progress& p, bool live) {
 void run(Flags& f) {
   for (const int64_t length : f.run.lengths)
     if (length < 1) throw expected_error("--lengths", "lengths from 1 on", std::to_string(length));
-  if (f.run.samples < 1) throw expected_error("--samples", "at least 1", std::to_string(f.run.samples));
   f.run.tasks = ruler::find_tasks(f.tasks);
   const int64_t longest = *std::max_element(f.run.lengths.begin(), f.run.lengths.end());
   std::sort(f.run.lengths.begin(), f.run.lengths.end());
   f.run.lengths.erase(std::unique(f.run.lengths.begin(), f.run.lengths.end()), f.run.lengths.end());
   const ruler::Materials m = materials(f);
-  const std::string dir = f.model.empty() ? shipped_model() : f.model;
+  fs::path named = fs::path(f.model.empty() ? shipped_model() : f.model).lexically_normal();
+  if (!named.has_filename()) named = named.parent_path();  // "model/" is "model"
+  const std::string dir = named.string();
   if (!f.samples_only.empty()) {
     ThreadPool pool(f.device.threads);
     const ruler::Prompter prompter(std::make_shared<const Tokenizer>(Tokenizer::load(dir)),
@@ -158,7 +172,7 @@ void run(Flags& f) {
   options.prefix_cache = false;
   Engine engine(machine.runtime(), step, options);
 
-  const Json settings = settings_of(f, fs::path(dir).lexically_normal().string(), step, prompter, m);
+  const Json settings = settings_of(f, dir, step, prompter, m);
   const auto results =
       f.out.empty() ? std::make_unique<ruler::Results>() : std::make_unique<ruler::Results>(f.out, settings);
   if (results->found() > 0)
@@ -172,8 +186,8 @@ void run(Flags& f) {
       &interrupt_flag());
   if (live && !f.quiet) std::fprintf(stderr, "\r\x1b[K");
 
-  const ruler::Report report = ruler::make_report(*results, f.run.lengths, f.run.tasks, f.run.samples, m,
-                                                  fs::path(dir).lexically_normal().filename().string());
+  const ruler::Report report =
+      ruler::make_report(*results, f.run.lengths, f.run.tasks, f.run.samples, m, named.filename().string());
   const Json json = ruler::report_json(report, settings);
   if (!f.out.empty()) {
     write_file_atomic(fs::path(f.out) / "report.json", dump_json(json));
@@ -192,7 +206,7 @@ void add_eval_ruler(CLI::App& eval) {
   Flags& f = *flags;
   f.engine.engine.step_tokens = 2048;
   CLI::App& c = *eval.add_subcommand("ruler", "the 13 long-context tasks of RULER, by length");
-  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
+  add_model_flag(c, f.model);
   c.add_option("--lengths", f.run.lengths, "tokens of prompt and answer together: 4096,8192,...")
       ->delimiter(',')
       ->required();
@@ -201,6 +215,7 @@ void add_eval_ruler(CLI::App& eval) {
                "niah_multivalue, vt, cwe, fwe, qa_1, qa_2")
       ->delimiter(',');
   c.add_option("--samples", f.run.samples, "samples a task and length; the paper's table: 500")
+      ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   c.add_option("--seed", f.run.seed, "the same seed gives the same samples")
       ->check(CLI::NonNegativeNumber)

@@ -186,7 +186,7 @@ void add_generate(CLI::App& app) {
   Flags& f = *flags;
   f.generate.sampling.temperature = 0.8;
   CLI::App& c = *app.add_subcommand("generate", "continue a prompt, or hold a conversation line by line");
-  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
+  add_model_flag(c, f.model);
   f.prompt_option = c.add_option("--prompt", f.prompt, "text to continue; an empty one starts a new text");
   c.add_option("--prompt-file", f.prompt_file, "file to continue; - is standard input");
   c.add_option("input", f.dash, "- reads the prompt from standard input")->check(CLI::IsMember({"-"}));

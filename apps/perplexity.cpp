@@ -11,6 +11,7 @@
 #include "eval_commands.h"
 #include "io/files.h"
 #include "io/json_value.h"
+#include "io/text_lines.h"
 #include "shipped.h"
 #include "text_model.h"
 
@@ -33,19 +34,13 @@ void for_each_document(const std::string& path, const std::function<bool(const s
     see(all);
     return;
   }
-  size_t number = 0;
-  for (size_t begin = 0; begin < all.size();) {
-    const size_t end = std::min(all.find('\n', begin), all.size());
-    const std::string_view line = std::string_view(all).substr(begin, end - begin);
-    begin = end + 1;
-    ++number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+  for_each_line(all, [&](std::string_view line, int64_t number) {
     const std::string where = fmt::format("{}:{}", path, number);
     const Json value = parse_json(line, where);
     if (!value.is_object() || !value.contains("text") || !value["text"].is_string())
       throw expected_error(where, "an object with a string \"text\"", std::string(line.substr(0, 40)));
-    if (!see(value["text"].get<std::string>())) return;
-  }
+    return see(value["text"].get<std::string>());
+  });
 }
 
 void print_json(const PerplexityResult& r, const PerplexityOptions& o) {
@@ -135,7 +130,7 @@ void add(CLI::App& parent) {
   Flags& f = *flags;
   f.options.window = f.options.stride = 0;
   CLI::App& c = *parent.add_subcommand("perplexity", "nats a token and bits a byte of texts under a model");
-  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
+  add_model_flag(c, f.model);
   c.add_option("--input", f.inputs, "texts: each file one document, each line of a .jsonl one (its \"text\")")
       ->required();
   c.add_option("--window", f.options.window,

@@ -15,6 +15,7 @@ namespace hysparse {
 struct RecallFlags {
   std::map<std::string, std::string> values;  // by key; "": not given
   RecallTask task() const;                    // valid, or Error(input)
+  int64_t length(int64_t otherwise) const;    // of --length alone
 };
 void add_recall_flags(CLI::App& command, RecallFlags& flags);
 

@@ -88,7 +88,7 @@ void add_serve(CLI::App& app) {
   Flags& f = *flags;
   HttpOptions& h = f.server.http;
   CLI::App& c = *app.add_subcommand("serve", "answer OpenAI-compatible requests over HTTP; a chat page at /");
-  c.add_option("--model", f.model, "model directory; default: the small model that ships with the program");
+  add_model_flag(c, f.model);
   c.add_option("--name", f.name, "what clients call the model; default: the directory's name");
   c.add_option("--host", h.host, "address to listen at; others than loopback need keys")
       ->capture_default_str();

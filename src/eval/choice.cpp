@@ -11,6 +11,7 @@
 #include "io/files.h"
 #include "io/json.h"
 #include "io/json_value.h"
+#include "io/text_lines.h"
 
 namespace hysparse {
 namespace {
@@ -47,8 +48,7 @@ ChoiceItem read_item(const Json& json, const std::string& where) {
   if (!gold.is_number_integer()) throw expected_error(where + ".gold", "a whole number", gold.type_name());
   item.gold = gold.get<int64_t>();
   if (item.gold < 0 || item.gold >= static_cast<int64_t>(item.choices.size()))
-    throw expected_error(where + ".gold", fmt::format("0 to {}", item.choices.size() - 1),
-                         std::to_string(item.gold));
+    throw expected_error(where + ".gold", fmt::format("0 to {}", item.choices.size() - 1), gold.dump());
   return item;
 }
 
@@ -177,6 +177,9 @@ class Scorer {
         s.loglikelihood += static_cast<double>(l.token.logprob);
         s.greedy = s.greedy && !l.top.empty() && l.top.front().logprob == l.token.logprob;
       }
+      if (std::isnan(s.loglikelihood))
+        throw failure(fmt::format("{}, choice {}", name(r.item), c), "its log-likelihood is not a number",
+                      "the weights or the computation are broken");
       HYSPARSE_CHECK(static_cast<int64_t>(s.tokens.size()) + r.continuations[c].context ==
                          static_cast<int64_t>(r.continuations[c].ids.size()),
                      "{} logprobs of a continuation", s.tokens.size());
@@ -205,16 +208,10 @@ std::vector<ChoiceItem> read_choice_items(const std::string& path) {
 
 std::vector<ChoiceItem> parse_choice_items(std::string_view lines, const std::string& where) {
   std::vector<ChoiceItem> out;
-  size_t number = 0;
-  while (!lines.empty()) {
-    const size_t end = std::min(lines.find('\n'), lines.size());
-    const std::string_view line = lines.substr(0, end);
-    lines.remove_prefix(std::min(end + 1, lines.size()));
-    ++number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+  for_each_line(lines, [&](std::string_view line, int64_t number) {
     const std::string at = fmt::format("{}:{}", where, number);
     out.push_back(read_item(parse_json(line, at), at));
-  }
+  });
   if (out.empty()) throw input_error(where, "no item in it");
   return out;
 }

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/limits.h"
 
 namespace hysparse {
 namespace {
@@ -72,6 +73,21 @@ Oracle::Seen Oracle::look(const std::vector<int32_t>& ids) {
   const auto n = static_cast<int64_t>(ids.size());
   const ModelConfig& c = model_.config();
   const int64_t heads = c.kv_heads(), entries = c.entries(), block = c.hysparse_block_size;
+  for (const int32_t id : ids)
+    if (id < 0 || id >= c.vocab_size)
+      throw expected_error("oracle", fmt::format("token ids from 0 to {}", c.vocab_size - 1),
+                           std::to_string(id), "the model's vocabulary is not that of the text or task");
+  // Scores of single tokens of every full layer, and the host's copy of them.
+  const int64_t most = memory_available() / 2 / std::ssize(result_.layers) / heads / 4;
+  if (most / n < n)
+    throw input_error(
+        "length",
+        fmt::format(
+            "{} tokens: the scores of every token with every other take {} GB, {} are "
+            "available",
+            n, std::llround(2e-9 * 4 * double(n) * double(n) * double(heads) * double(result_.layers.size())),
+            memory_available() / 1'000'000'000),
+        "take shorter rows (--length)");
   Seen seen;
   seen.tokens = n;
   seen.heads = heads;

@@ -59,11 +59,12 @@ void write_split(const fs::path& dir, const std::string& split, const std::vecto
   header.vocab_size = 1 + (kLearned | kDocumentEnd);
   header.eos_id = kDocumentEnd;
   TokenFileWriter flags(dir / (split + ".flags.tokens"), header);
-  constexpr int64_t kBatch = 4096, kPiece = 64;
+  constexpr int64_t kMostRows = 4096, kMostTokens = int64_t(1) << 23, kPiece = 64;  // at once
+  const int64_t batch = std::clamp<int64_t>(kMostTokens / header.row_tokens, 1, kMostRows);
   const auto length = static_cast<size_t>(header.row_tokens);
   std::vector<int32_t> ids, marks;
-  for (int64_t begin = 0; begin < rows; begin += kBatch) {
-    const int64_t count = std::min(kBatch, rows - begin);
+  for (int64_t begin = 0; begin < rows; begin += batch) {
+    const int64_t count = std::min(batch, rows - begin);
     ids.assign(static_cast<size_t>(count) * length, 0);
     marks.assign(ids.size(), 0);
     pool.parallel_for((count + kPiece - 1) / kPiece, [&](int64_t piece, int) {

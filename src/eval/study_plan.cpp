@@ -328,6 +328,9 @@ class Reader {
         one.arm = test.text("arm");
         one.other = test.text(test.has("beats") ? "beats" : "matches");
         one.margin = test.number("margin", one.margin);
+        if (!(one.margin >= 0 && one.margin < 1))
+          throw expected_error(test.at("margin"), "an accuracy from 0 to below 1",
+                               fmt::format("{}", one.margin));
         one.size = test.text_or("size", "");
         index_of(plan_.evaluations, one.evaluation, test.where(), "evaluation");
         index_of(plan_.arms, one.arm, test.where(), "arm");

@@ -56,6 +56,7 @@ StudyTestResult decide(const StudyPlan& plan, const StudySummary& summary, const
 
 TestOutcome judge_test(const StudyTest& test, const Interval& d, std::optional<double> gate, double above) {
   if (d.n < kFewestSeeds) return TestOutcome::too_few;
+  if (gate && std::isnan(*gate)) return TestOutcome::too_few;  // its arm has no run yet
   if (gate && !(*gate > above)) return TestOutcome::not_learned;
   const double line = test.relation == StudyRelation::matches ? -test.margin : 0.0;
   if (d.low > line) return TestOutcome::holds;

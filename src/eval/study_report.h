@@ -15,7 +15,7 @@ namespace hysparse {
 enum class TestOutcome { holds, opposite, open, not_learned, too_few };
 // A test decides by the paired differences arm - other over the seeds that both have finished:
 //   not_learned  the gate's arm does not exceed gate_above on this evaluation, in the mean over its seeds
-//   too_few      fewer than 3 such seeds
+//   too_few      fewer than 3 such seeds, or none yet of the gate's arm
 //   beats        holds where the 95 % t interval of the mean difference lies above 0, opposite below 0
 //   matches      holds where it lies above -margin, opposite below -margin; all else is open
 TestOutcome judge_test(const StudyTest& test, const Interval& difference, std::optional<double> gate,

@@ -157,7 +157,7 @@ std::string table_markdown(const ReportTable& t) {
       out += ' ';
       for (const char c : cell) {
         if (c == '|') out += '\\';
-        out += c;
+        out += c == '\n' ? ' ' : c;
       }
       out += " |";
     }

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "io/files.h"
 #include "io/json_value.h"
+#include "io/text_lines.h"
 #include "model/checkpoint.h"
 #include "tokenizer/tokenizer.h"
 #include "train/chat_data.h"
@@ -28,22 +29,6 @@ constexpr double kWholeDocuments = 5;
 
 std::string_view text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
-bool blank(std::string_view line) {
-  return line.find_first_not_of(" \t\r") == std::string_view::npos;
-}
-
-// Calls fn(line, number from 1) for every line of a JSONL text that is not blank.
-template <class Fn>
-void each_line(std::string_view text, Fn&& fn) {
-  int64_t number = 0;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    ++number;
-    if (!blank(text.substr(0, end))) fn(text.substr(0, end), number);
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
 }
 
 // Which part of which document is held out.
@@ -139,7 +124,7 @@ class Preparation {
         throw expected_error(path.string(), "a *.jsonl file of conversations", "another one",
                              "{\"messages\": [...]} a line");
       if (files_.back().json)
-        each_line(text, [&](std::string_view, int64_t) { ++documents; });
+        for_each_line(text, [&](std::string_view, int64_t) { ++documents; });
       else if (!text.empty())
         ++documents;
     }
@@ -174,7 +159,7 @@ class Preparation {
     for (const File& f : files_) {
       const std::string_view text = text_of(f.map);
       if (f.json)
-        each_line(text, [&](std::string_view line, int64_t number) {
+        for_each_line(text, [&](std::string_view line, int64_t number) {
           Task task;
           task.text = line;
           task.file = &f.name;

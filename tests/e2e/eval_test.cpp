@@ -1,5 +1,7 @@
 // `hysparse eval` as a user runs it: killed and begun again, and with input that nobody can use.
 #include <algorithm>
+#include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "e2e/support.h"
@@ -93,7 +95,8 @@ TEST_F(Eval, RulerSaysWhatIsWrong) {
   expect_bad(ruler("--lengths 4096"), "max_position_embeddings (2048)");
   expect_bad(ruler("--lengths 0"), "expected lengths from 1");
   expect_bad(ruler("--lengths 12x"), "--lengths");
-  expect_bad(ruler("--lengths 1024 --samples 0"), "expected at least 1");
+  expect_bad(ruler("--lengths 1024 --samples 0"), "--samples");
+  expect_bad(ruler("--lengths 1024 --samples 99999999999"), "--samples");
   expect_bad(ruler("--lengths 1024 --essays " + path("missing.txt")), "missing.txt");
   expect_bad(ruler("--lengths 1024 --squad " + path("missing.json")), "missing.json");
   write_text(path("bad.json"), "{\"data\": 3}");
@@ -117,6 +120,41 @@ TEST_F(Eval, SamplesAloneInTheOriginalsForm) {
   expect_ok("eval ruler --model " + path("tok") +
             " --lengths 1024 --tasks vt,qa_1 --samples 2 --samples-only " + path("same.jsonl"));
   EXPECT_EQ(read_text(path("same.jsonl")), all);
+}
+
+TEST_F(Eval, SamplesAloneSayHowLongTheyAre) {
+  const Result r =
+      run("eval ruler --model " + path("tok") +
+          " --lengths 1024,2048 --tasks niah_single_1,vt --samples 3 --samples-only " + path("three.jsonl"));
+  ASSERT_EQ(r.code, 0) << r.output;
+  std::map<std::pair<int64_t, std::string>, std::vector<int64_t>> lengths;
+  const std::string all = read_text(path("three.jsonl"));
+  for (size_t begin = 0; begin < all.size(); begin = all.find('\n', begin) + 1) {
+    const Json line = parse_json(all.substr(begin, all.find('\n', begin) - begin), "sample");
+    lengths[{line["max_length"], line["task"]}].push_back(line["length"]);
+  }
+  ASSERT_EQ(lengths.size(), 4u);
+  for (auto& [key, of] : lengths) {
+    ASSERT_EQ(of.size(), 3u);
+    std::sort(of.begin(), of.end());
+    char expected[128];
+    std::snprintf(expected, sizeof expected, "%8lld  %-16s %8d %8lld %10.1f %8lld\n",
+                  static_cast<long long>(key.first), key.second.c_str(), 3, static_cast<long long>(of[0]),
+                  double(of[0] + of[1] + of[2]) / 3, static_cast<long long>(of[2]));
+    EXPECT_NE(r.output.find(expected), std::string::npos) << expected << r.output;
+    EXPECT_LE(of[2], key.first);
+  }
+}
+
+TEST_F(Eval, AModelsFolderWithASlashIsTheSameModel) {
+  const std::string rest =
+      " --lengths 1024 --tasks niah_single_1 --samples 1 --answer-tokens 24 --out " + path("slash");
+  const std::string command = "eval ruler --quiet --model ";
+  expect_ok(command + path("model") + rest);
+  const Result again = run(command + path("model") + "/" + rest);
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_NE(again.output.find("1 samples are there already"), std::string::npos) << again.output;
+  EXPECT_NE(read_text(path("slash/report.html")).find("<title>RULER: model"), std::string::npos);
 }
 
 TEST_F(Eval, ChoiceAndPerplexity) {

@@ -70,6 +70,8 @@ TEST(Study, PiecesMakeTheSameReportAsOneGo) {
   EXPECT_EQ(oracle.code, 0) << oracle.output;
   EXPECT_NE(oracle.output.find("gold block, hop 2"), std::string::npos) << oracle.output;
   EXPECT_NE(read_text(dir / "o.html").find("<svg"), std::string::npos);
+  write_text(dir / "text.txt", "some text");
+  expect_bad("eval oracle --text " + (dir / "text.txt") + " --length abc --model " + model, "--length");
 }
 
 TEST(Study, TrainReadsRowsOfMadeTasksAsItReadsOtherData) {

@@ -92,6 +92,7 @@ class CommonWordsDraft : public Draft {
   }
 
   int64_t least() const override { return 1; }
+  int64_t most() const override { return most_word_pairs(); }
   std::string form() const override { return std::string(form_.name); }
   std::unique_ptr<Draft> smaller() const override {
     return &form_ == &kLong ? std::make_unique<CommonWordsDraft>(kShort, rng_) : nullptr;

@@ -36,6 +36,10 @@ class Distinct {
 inline uint64_t word_pairs() {
   return adjectives().size() * nouns().size();
 }
+// So many of them at most can be drawn one after the other: Distinct wants as many left.
+inline int64_t most_word_pairs() {
+  return static_cast<int64_t>(word_pairs() / 2);
+}
 // "amber-anchor"; i below word_pairs().
 inline std::string word_pair(uint64_t i) {
   std::string out(adjectives()[i % adjectives().size()]);

@@ -80,6 +80,9 @@ class NeedleDraft : public Draft {
   }
 
   int64_t least() const override { return 1; }
+  int64_t most() const override {
+    return task_.haystack == Haystack::needles && !task_.uuid_keys ? most_word_pairs() : Draft::most();
+  }
 
   Text text(int64_t units) const override {
     Text t;

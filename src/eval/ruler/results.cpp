@@ -145,6 +145,11 @@ Results::Results(const std::filesystem::path& folder, const Json& settings)
 // Bytes up to the end of the last whole line.
 size_t Results::read(const Json& settings) {
   const std::string all = read_file(path_);
+  // A first line that was cut short is begun again; anything else is somebody's.
+  const std::string head = dump_json({{"ruler", kFormat}, {"settings", Json::object()}}, -1);
+  const std::string_view mark = std::string_view(head).substr(0, head.find("{}"));
+  if (all.find('\n') == std::string::npos && all.substr(0, mark.size()) != mark.substr(0, all.size()))
+    throw input_error(path_.string(), "this is no file of `hysparse eval ruler`", "give another --out");
   size_t whole = 0, number = 0;
   for (size_t end = 0; (end = all.find('\n', whole)) != std::string::npos; whole = end + 1) {
     const std::string where = fmt::format("{}:{}", path_.string(), ++number);

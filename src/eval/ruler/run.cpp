@@ -65,7 +65,8 @@ class Runner {
         throw expected_error("lengths", fmt::format("lengths from 1 to the context of {}", engine.context()),
                              std::to_string(length),
                              "raise --context and --kv-memory, or leave the length out");
-    if (options.samples < 1) throw expected_error("samples", "at least 1", std::to_string(options.samples));
+    if (options.samples < 1 || options.samples > 1'000'000)
+      throw expected_error("samples", "1 to 1000000", std::to_string(options.samples));
     if (options.answer_tokens < 0)
       throw expected_error("answer-tokens", "a number from 0 on", std::to_string(options.answer_tokens));
   }

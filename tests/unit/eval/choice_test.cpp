@@ -191,6 +191,7 @@ TEST(Choice, BadInput) {
   bad(good + "\n[]", "f.jsonl:2: expected a JSON object");
   bad(R"({"context": "c", "choices": ["a"], "gold": 0})", "at least two");
   bad(R"({"context": "c", "choices": ["a", "b"], "gold": 2})", "expected 0 to 1, got 2");
+  bad(R"({"context": "c", "choices": ["a", "b"], "gold": 18446744073709551615})", "got 18446744073709551615");
   bad(R"({"context": "c", "choices": ["a", 1], "gold": 0})", "choices[1]");
   bad(R"({"context": "c", "choices": ["a", "b"], "answer": 0})", "unknown key \"answer\"");
   bad(R"({"context": "c", "choices": ["a", "b"]})", "\"gold\" is missing");
@@ -206,6 +207,10 @@ TEST(Choice, BadInput) {
   item.choices = {"a", ""};
   EXPECT_THROW(score_choices(engine, m, {item}, {.delimiter = ""}), Error);
   item.choices = {"a", std::string(600, 'b')};
+  EXPECT_THROW(score_choices(engine, m, {item}, {}), Error);
+  // A broken model is no model that picks the first choice.
+  item.choices = {"a", "bq?"};
+  model.poisoned_token = m.tokenizer->encode("q").front();
   EXPECT_THROW(score_choices(engine, m, {item}, {}), Error);
 }
 

@@ -86,6 +86,26 @@ TEST(Oracle, RandomSelectionsAreSeenAsTheyAre) {
   EXPECT_NEAR(l.neighbours.value(), l.neighbour_chance.value(), 0.05);
 }
 
+TEST(Oracle, TokensBeyondTheVocabularyAreRefused) {
+  tests::TinyModel m(AttentionKind::full);
+  Oracle oracle(m.rt, m.model);
+  const auto beyond = static_cast<int32_t>(m.model.config().vocab_size);
+  for (const int32_t id : {-1, beyond}) EXPECT_THROW(oracle.add({1, 2, id, 3}), Error) << id;
+  EXPECT_EQ(oracle.result().rows, 0);
+}
+
+TEST(Oracle, RowsBeyondTheMemoryAreRefusedBeforeAnythingIsComputed) {
+  tests::TinyModel m(AttentionKind::full);
+  Oracle oracle(m.rt, m.model);
+  try {
+    oracle.add(std::vector<int32_t>(8 << 20, 40));
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::input);
+    EXPECT_NE(std::string(e.what()).find("shorter rows"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Oracle, AModelWithoutFullLayersIsRefused) {
   tests::TinyModel m(AttentionKind::window);
   EXPECT_THROW(Oracle(m.rt, m.model), Error);

@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "eval/ruler/report.h"
 #include "eval/ruler/run.h"
+#include "io/files.h"
 #include "support.h"
 
 namespace hysparse {
@@ -282,6 +283,22 @@ TEST(RulerRun, OtherSettingsAndForeignFilesAreRefused) {
   refused({{"seed", 42}}, "results.jsonl:2");
   test::write(dir / "run/results.jsonl", "not json\n");
   refused({{"seed", 42}}, "results.jsonl:1");
+  // A first line that was cut short is begun again; a file of somebody else's without a line end stays.
+  test::write(dir / "run/results.jsonl", "somebody's notes");
+  refused({{"seed", 42}}, "no file of `hysparse eval ruler`");
+  EXPECT_EQ(read_file(dir / "run/results.jsonl"), "somebody's notes");
+  for (const std::string cut : {"", "{\"ru", "{\"ruler\":1,\"settings\":{\"se"}) {
+    test::write(dir / "run/results.jsonl", cut);
+    { const Results r(dir / "run", {{"seed", 42}}); }
+    EXPECT_EQ(read_file(dir / "run/results.jsonl"), "{\"ruler\":1,\"settings\":{\"seed\":42}}\n");
+  }
+}
+
+TEST(RulerRun, MoreSamplesThanAnyoneAsksAreRefused) {
+  Rig rig(shipped_tokenizer(), oracle, 1024);
+  Results results;
+  EXPECT_THROW(rig.run(all_tasks({1024}, int64_t(1) << 40), results), Error);
+  EXPECT_THROW(rig.run(all_tasks({1024}, 0), results), Error);
 }
 
 TEST(RulerRun, LengthsBeyondTheContextAreRefused) {

@@ -132,6 +132,8 @@ TEST(StudyPlan, BadFilesAreNamed) {
   refused(changed("\"name\": \"two\", \"task\"", "\"name\": \"one\", \"task\""), "two evaluations");
   refused(changed("\"name\": \"sparse\"", "\"name\": \"full\""), "twice");
   refused(changed("\"name\": \"sparse\"", "\"name\": \"swa_full-less\""), "share a folder");
+  refused(changed("\"matches\": \"full\"}]},", "\"matches\": \"full\", \"margin\": -0.1}]},"),
+          "margin: expected an accuracy from 0");
   refused(changed("\"matches\": \"full\"}]}\n  ]", "\"matches\": \"full\", \"beats\": \"sparse\"}]}\n  ]"),
           "one of \"beats\" and \"matches\"");
   refused(changed("\"max_position_embeddings\": 128", "\"max_position_embeddings\": 40"),

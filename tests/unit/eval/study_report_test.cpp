@@ -31,7 +31,7 @@ TEST(StudyVerdict, ATestFollowsTheIntervalTheGateAndTheSeeds) {
   EXPECT_EQ(judge_test(beats(), across, 0.95, 0.9), O::open);
   EXPECT_EQ(judge_test(beats(), above, {}, 0.9), O::holds);
   EXPECT_EQ(judge_test(beats(), above, 0.9, 0.9), O::not_learned);  // exceeds, not reaches
-  EXPECT_EQ(judge_test(beats(), above, NAN, 0.9), O::not_learned);
+  EXPECT_EQ(judge_test(beats(), above, NAN, 0.9), O::too_few);      // no run of the gate's arm yet
   EXPECT_EQ(judge_test(beats(), {2, 0.3, 0.1, 0.5}, 0.95, 0.9), O::too_few);
   EXPECT_EQ(judge_test(beats(), {5, 0, 0, 0}, 0.95, 0.9), O::open);
 
