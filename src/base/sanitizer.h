@@ -1,13 +1,18 @@
-// Borders that AddressSanitizer watches, for memory that is handed out in pieces. Nothing in other builds.
+// Which sanitizer this is built with (HYSPARSE_ASAN, HYSPARSE_TSAN), and borders that AddressSanitizer
+// watches, for memory that is handed out in pieces. Nothing in other builds.
 #pragma once
 
 #include <cstddef>
 
 #if defined(__SANITIZE_ADDRESS__)
 #define HYSPARSE_ASAN 1
+#elif defined(__SANITIZE_THREAD__)
+#define HYSPARSE_TSAN 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define HYSPARSE_ASAN 1
+#elif __has_feature(thread_sanitizer)
+#define HYSPARSE_TSAN 1
 #endif
 #endif
 #ifdef HYSPARSE_ASAN

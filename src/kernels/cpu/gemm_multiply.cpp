@@ -130,11 +130,9 @@ void multiply(Runtime& rt, const Matrix& a, const Matrix& b, int64_t m, int64_t 
       if (onednn && rows == kOnednnRows) {
         onednn_multiply(a.block(r, k0), b.block(k0, c), rows, cols, depth, product, ld, add);
       } else {
-        const void* panels = shared_b + (k0 / kernels.depth * col_tasks + tile % col_tasks) * kPanelsB;
-        if (!shared) {
-          kernels.pack(b.block(k0, c), cols, depth, own_b);
-          panels = own_b;
-        }
+        if (!shared) kernels.pack(b.block(k0, c), cols, depth, own_b);
+        const void* panels =
+            shared ? shared_b + (k0 / kernels.depth * col_tasks + tile % col_tasks) * kPanelsB : own_b;
         kernels.multiply(a.block(r, k0), panels, rows, cols, depth, product, ld, add, a_panels);
       }
       k0 += kernels.depth;

@@ -1,4 +1,5 @@
 #include "tensor/tensor.h"
+#include "base/sanitizer.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -187,7 +188,7 @@ TEST(Arena, MarksNestAndSlabsAreReused) {
   };
   const auto first = round();
   EXPECT_EQ(first[2], first[4]);
-  EXPECT_EQ(first[1], static_cast<std::byte*>(first[0]) + 1024);
+  EXPECT_EQ(first[1], static_cast<std::byte*>(first[0]) + 1024 + kBorder);
   EXPECT_EQ(first[5], first[1]);  // right behind what was there before the scope
   const size_t reserved = arena.bytes_reserved();
   const int allocations = memory.allocations;

@@ -1,4 +1,5 @@
 #include "base/thread_pool.h"
+#include "base/sanitizer.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -265,8 +266,7 @@ TEST(AvailableCpus, FollowsTheAffinityMask) {
   EXPECT_EQ(ThreadPool(0).threads(), all);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)  // sanitizers need more address space than this
+#if !defined(HYSPARSE_ASAN) && !defined(HYSPARSE_TSAN)  // sanitizers need more address space than this
 // Where the system refuses a thread, the ones already started are joined and an Error says what happened.
 TEST(ThreadPool, AThreadThatCannotStartIsAnError) {
   const pid_t child = fork();

@@ -7,6 +7,7 @@
 #include <functional>
 #include <thread>
 
+#include "base/sanitizer.h"
 #include "unit/capi/support.h"
 
 namespace hysparse::tests {
@@ -137,7 +138,7 @@ int in_child(const std::function<int()>& checks) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
 }
 
-#if !defined(__SANITIZE_THREAD__)  // ThreadSanitizer allows no new threads in a forked child
+#if !defined(HYSPARSE_TSAN)  // ThreadSanitizer allows no new threads in a forked child
 TEST(CapiThreads, AForkedChildIsRefusedAndMayLoadItsOwn) {
   ModelHandle m = load();
   GenerationHandle g = start(m, {1, 2, 3}, options(1));

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "base/sanitizer.h"
 #include "io/safetensors_detail.h"
 #include "support.h"
 
@@ -195,7 +196,7 @@ TEST_F(SafetensorsHeader, BC26_NotTheRightJson) {
 
 // A file of under 200 bytes must not make the reader allocate by what it claims.
 TEST_F(SafetensorsHeader, BC26_ClaimsAllocateNothing) {
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which map terabytes of their own
+#if !defined(HYSPARSE_ASAN) && !defined(HYSPARSE_TSAN)  // which map terabytes of their own
   in_child([&] {
     const rlimit limit{size_t(600) << 20, size_t(600) << 20};
     ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);

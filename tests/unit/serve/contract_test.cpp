@@ -186,7 +186,8 @@ TEST(Serve, ChatAnswersAndLogprobs) {
   EXPECT_EQ(j["usage"]["prompt_tokens"], 31);
   const Reply t = post(rig.port(), "/tokenize", {{"messages", body["messages"]}});
   EXPECT_EQ(t.json()["count"], 31);
-  for (const Json& id : t.json()["tokens"]) EXPECT_NE(id, rig.end);
+  const Json ids = t.json()["tokens"];
+  for (const Json& id : ids) EXPECT_NE(id, rig.end);
 }
 
 TEST(Serve, SamplingFieldsReachTheSampler) {

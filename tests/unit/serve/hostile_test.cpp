@@ -472,7 +472,6 @@ void storm(double seconds, int clients) {
   for (int i = 0; i < 16 * 26; ++i)
     solo.push_back(i < 64 ? gather(rig.complete(body(i)), false).text[0] : "");
   std::atomic<int> served{0}, wrong{0}, left{0};
-  std::atomic<bool> warm{false};
   const auto start = Clock::now();
   std::vector<std::thread> threads;
   for (int t = 0; t < clients; ++t)
