@@ -113,6 +113,7 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   weights.pack(rt);
   Model model(config, weights);
   SessionOptions options;
+  options.kv_dtype = settings.kv_dtype;
   options.chunk = settings.chunk;
   // One run more than is reported: the first warms up.
   options.context = settings.context + settings.decode_tokens * (settings.repeats + 1);
@@ -121,6 +122,8 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   auto shape = shape_of(m, weights.parameters());
   if (settings.weights != WeightFormat::compute)
     shape.emplace_back("weights", settings.weights == WeightFormat::int8 ? "int8" : "fp8");
+  if (settings.kv_dtype != KvDtype::compute)
+    shape.emplace_back("kv", std::string(enum_name(settings.kv_dtype)));
   if (distinct > 0) shape.emplace_back("distinct_experts", std::to_string(distinct));
   shape.emplace_back("context", std::to_string(settings.context));
 
