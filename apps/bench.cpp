@@ -25,7 +25,7 @@ struct Flags {
   int capability = 0;
   CLI::Option *context_option = nullptr, *attention_option = nullptr;
   BenchSettings settings;
-  std::string weights = "dtype";
+  std::string weights = "dtype", kv_dtype = "auto";
   DeviceFlags device;
   RankFlags ranks;
 };
@@ -99,6 +99,7 @@ void run_rank(const Flags& f, const std::vector<std::string>& parts, const RankC
   BenchSettings settings = f.settings;
   settings.compute = machine.compute();
   settings.weights = weight_format_of(f.weights);
+  settings.kv_dtype = parse_kv_dtype("--kv-cache-dtype", f.kv_dtype);
   if (f.context_option->count() > 0 && f.attention_option->count() == 0)
     settings.attention_tokens = settings.context;
   BenchReport report(rt.ops.name(), f.device.dtype, rt.pool.threads());
@@ -132,6 +133,7 @@ void run_rank(const Flags& f, const std::vector<std::string>& parts, const RankC
   for (const std::string& path : f.configs) again += " --config " + path;
   for (const std::string& set : f.sets) again += " --set " + set;
   if (f.weights != "dtype") again += " --weights " + f.weights;
+  if (f.kv_dtype != "auto") again += " --kv-cache-dtype " + f.kv_dtype;
   if (rank.device.device != "cpu") again += " --device " + rank.device.device;
   if (rank.size() > 1) again += fmt::format(" --ranks {}", rank.size());
   if (settings.prompt_tokens > 0) again += fmt::format(" --prompt-tokens {}", settings.prompt_tokens);
@@ -221,6 +223,7 @@ void add_bench(CLI::App& app) {
   add_device_flags(c, f.device);
   add_rank_flags(c, f.ranks);
   add_weights_flag(c, f.weights);
+  add_kv_dtype_flag(c, f.kv_dtype);
   c.footer(
       "Example: hysparse bench decode --config configs/demo.json --context 8192 --twin --json bench.json");
   c.callback([flags] { run(*flags); });

@@ -21,7 +21,7 @@ double seconds_since(Clock::time_point start) {
 
 // Bytes that a decoded token must read with `context` tokens before it: every weight (of an embedding that is
 // not also the head, one row; of experts, the active ones), and the K and V that its layers attend to.
-double bytes_a_token(Model& model, int64_t context) {
+double bytes_a_token(Model& model, int64_t context, KvDtype kv) {
   const Weights& weights = model.weights();
   const ModelConfig& config = model.config();
   double bytes = 0;
@@ -32,14 +32,17 @@ double bytes_a_token(Model& model, int64_t context) {
       if (!group->empty())
         bytes -= static_cast<double>(group->front().bytes()) *
                  static_cast<double>(config.n_routed_experts - config.num_experts_per_tok);
-  const int64_t row = config.kv_heads() * (config.d() + config.dv());
+  const int64_t numbers = config.kv_heads() * (config.d() + config.dv()),
+                row = numbers * static_cast<int64_t>(size_of(weights.options().compute)),
+                page_row = kv == KvDtype::compute ? row : numbers + 4 * config.kv_heads();
   for (const LayerPlanEntry& entry : model.plan()) {
     int64_t keys = 0;
     if (entry.kind == LayerKind::full) keys = context;
     if (entry.kind == LayerKind::sparse)
       keys = std::min(context, config.entries() * config.hysparse_block_size);
-    if (entry.window > 0) keys += std::min(context, entry.window);
-    bytes += static_cast<double>(keys * row) * static_cast<double>(size_of(weights.options().compute));
+    const bool ring = entry.own_window_kv;
+    const int64_t near = entry.window > 0 ? std::min(context, entry.window) : 0;
+    bytes += static_cast<double>((keys + (ring ? 0 : near)) * page_row + (ring ? near : 0) * row);
   }
   return bytes;
 }
@@ -70,7 +73,7 @@ void bench_decode(Runtime& rt, Session& session, Model& model, const BenchSettin
                   std::vector<std::pair<std::string, std::string>> shape, BenchReport& report) {
   std::optional<ReadSpeed> ceiling;
   if (rt.memory.device() == DeviceKind::cpu && settings.compute != DType::f64) ceiling.emplace(rt.pool);
-  const double bytes = bytes_a_token(model, settings.context);
+  const double bytes = bytes_a_token(model, settings.context, settings.kv_dtype);
   std::vector<double> rates, reads, fractions;
   int32_t token = 1;
   const DrawSettings greedy{.temperature = 0, .vocab = model.config().vocab_size};
@@ -107,11 +110,12 @@ void bench_batched_decode(Runtime& rt, Model& model, const BenchSettings& settin
   options.max_tokens = settings.context + steps;
   options.max_sequences = *std::max_element(settings.batches.begin(), settings.batches.end());
   options.dtype = settings.compute;
-  const KvBytes bytes = kv_bytes(config, model.plan(), static_cast<int>(size_of(settings.compute)));
+  options.kv_dtype = settings.kv_dtype;
+  const KvBytes bytes =
+      kv_bytes(config, model.plan(), static_cast<int>(size_of(settings.compute)), settings.kv_dtype);
   const auto cache_bytes = [&](int64_t batch) {
     return static_cast<double>(batch) * static_cast<double>(bytes.at(options.max_tokens));
   };
-  const bool on_gpu = rt.memory.device() != DeviceKind::cpu;
   std::optional<KvImage> image;
   std::vector<int64_t> batches = settings.batches;
   std::sort(batches.begin(), batches.end());
@@ -125,7 +129,7 @@ void bench_batched_decode(Runtime& rt, Model& model, const BenchSettings& settin
       continue;
     }
     options.max_sequences = n;
-    PagedKv kv(config, model.plan(), options, rt.memory, on_gpu ? &rt : nullptr);
+    PagedKv kv(config, model.plan(), options, rt.memory, cache_runtime(rt, settings.kv_dtype));
     const Tensor buffer(DType::i32, {std::max(n, settings.chunk)}, rt.memory);
     const Tensor logits(accumulation_dtype(settings.compute), {n, config.vocab_size}, rt.memory);
     if (!image) image = fill(rt, model, settings, kv, buffer.view(), logits.view().rows(0, 0));

@@ -111,13 +111,16 @@ void bench_engine(Runtime& rt, const BenchModel& m, const BenchSettings& setting
       std::min(config.max_position_embeddings, std::max({settings.context + 64, longest, int64_t(1024)}));
   options.step_tokens = settings.chunk;
   options.memory.max_sequences = most;
-  const KvBytes bytes = kv_bytes(config, plan, static_cast<int>(size_of(settings.compute)));
+  options.memory.kv_dtype = settings.kv_dtype;
+  const KvBytes bytes =
+      kv_bytes(config, plan, static_cast<int>(size_of(settings.compute)), settings.kv_dtype);
   options.memory.kv_bytes = 2 * bytes.at(options.context) +
                             most * bytes.at(std::min(options.context, std::max<int64_t>(longest, 1024))) +
                             16 * bytes.rings;
   const BenchShape shape = {{"config", m.name},
                             {"attention", m.attention},
-                            {"batch_invariant", rt.memory.device() == DeviceKind::cpu ? "on" : "off"}};
+                            {"batch_invariant", rt.memory.device() == DeviceKind::cpu ? "on" : "off"},
+                            {"kv", std::string(enum_name(settings.kv_dtype))}};
   if (settings.answer_tokens > 0)
     return bench_whole_requests(rt, step, settings, options, prompt, config.vocab_size, shape, report);
 

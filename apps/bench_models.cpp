@@ -110,6 +110,7 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
                      bool decode, BenchReport& report) {
   using Clock = std::chrono::steady_clock;
   SessionOptions options;
+  options.kv_dtype = settings.kv_dtype;
   options.chunk = settings.chunk;
   // One run more than is reported: the first warms up.
   options.context = settings.context + (decode ? settings.decode_tokens * (settings.repeats + 1) : 0);
@@ -128,6 +129,8 @@ void bench_inference(Runtime& rt, const BenchModel& m, const BenchSettings& sett
   auto shape = shape_of(m, weights.parameters());
   if (settings.weights != WeightFormat::compute)
     shape.emplace_back("weights", settings.weights == WeightFormat::int8 ? "int8" : "fp8");
+  if (settings.kv_dtype != KvDtype::compute)
+    shape.emplace_back("kv", std::string(enum_name(settings.kv_dtype)));
   if (distinct > 0) shape.emplace_back("distinct_experts", std::to_string(distinct));
   shape.emplace_back("context", std::to_string(settings.context));
 

@@ -16,6 +16,7 @@ class Session;
 struct BenchSettings {
   DType compute = DType::f32;
   WeightFormat weights = WeightFormat::compute;
+  KvDtype kv_dtype = KvDtype::compute;
   int repeats = 5;
   double seconds = 0.3;    // at least this long a run of a kernel
   int64_t context = 4096;  // of prefill and decode

@@ -20,6 +20,9 @@ class TimedOps : public Ops {
   std::string name() const override { return inner_.name(); }
   Memory& memory() const override { return inner_.memory(); }
   int64_t chunk_bytes() const override { return inner_.chunk_bytes(); }
+  int64_t widened_bytes(int64_t row_bytes, int64_t context) const override {
+    return inner_.widened_bytes(row_bytes, context);
+  }
   const std::map<std::string, Family>& families() const { return families_; }
 
 #define HYSPARSE_TIMED(op, Params, family)               \
@@ -36,6 +39,7 @@ class TimedOps : public Ops {
   HYSPARSE_TIMED(add, Add, "adds")
   HYSPARSE_TIMED(cast, Cast, "casts")
   HYSPARSE_TIMED(gather_rows, GatherRows, "embedding")
+  HYSPARSE_TIMED(quantise_kv, QuantiseKv, "KV cache")
   HYSPARSE_TIMED(swiglu, SwigluForward, "swiglu")
   HYSPARSE_TIMED(swiglu_backward, SwigluBackward, "swiglu")
   HYSPARSE_TIMED(attention, AttentionForward, "full attention, forward")

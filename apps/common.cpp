@@ -54,6 +54,16 @@ void add_weights_flag(CLI::App& command, std::string& format) {
       ->capture_default_str();
 }
 
+void add_kv_dtype_flag(CLI::App& command, std::string& format) {
+  command
+      .add_option(
+          "--kv-cache-dtype", format,
+          "what the KV cache of full layers is kept in: auto (as --dtype), int8 or fp8 (8 bits: twice "
+          "the tokens of bf16)")
+      ->check(CLI::IsMember({"auto", "int8", "fp8"}))
+      ->capture_default_str();
+}
+
 CommandMachine::CommandMachine(const DeviceFlags& flags) : Machine(with_forced_level(flags), stderr_log()) {}
 
 Log stderr_log() {

@@ -21,6 +21,8 @@ void add_device_flags(CLI::App& command, DeviceFlags& flags);
 void add_model_flag(CLI::App& command, std::string& model);
 // --weights: what matrices are kept in, as weight_format_of reads it.
 void add_weights_flag(CLI::App& command, std::string& format);
+// --kv-cache-dtype, as parse_kv_dtype reads it.
+void add_kv_dtype_flag(CLI::App& command, std::string& format);
 
 // The machine that the flags describe, logging to stderr; HYSPARSE_CPU_LEVEL in the environment forces a SIMD
 // level.

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
+#include "common.h"
 
 namespace hysparse {
 
@@ -13,6 +14,7 @@ void add_engine_flags(CLI::App& c, EngineFlags& f) {
   c.add_option("--kv-memory", f.kv_memory, "bytes of the KV cache (8GiB, 500MB); 0: what is left")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
+  add_kv_dtype_flag(c, f.kv_dtype);
   c.add_option("--swap-memory", f.swap_memory,
                "bytes of host memory for preempted sequences; 0: as much as the cache")
       ->transform(CLI::AsSizeValue(false))
@@ -43,6 +45,7 @@ void add_engine_flags(CLI::App& c, EngineFlags& f) {
 EngineOptions engine_options(const EngineFlags& f, const TextModel& m) {
   EngineOptions o = f.engine;
   o.memory.kv_bytes = static_cast<int64_t>(f.kv_memory);
+  o.memory.kv_dtype = parse_kv_dtype("--kv-cache-dtype", f.kv_dtype);
   if (f.swap_memory > 0) o.swap_bytes = static_cast<int64_t>(f.swap_memory);
   o.prefix_cache = !f.no_prefix_cache;
   o.preemption = f.preemption == "recompute" ? Preemption::recompute : Preemption::swap;

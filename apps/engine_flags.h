@@ -14,7 +14,7 @@ namespace hysparse {
 
 struct EngineFlags {
   EngineOptions engine;
-  std::string batch_invariant = "auto", preemption = "swap";
+  std::string batch_invariant = "auto", preemption = "swap", kv_dtype = "auto";
   uint64_t kv_memory = 0, swap_memory = 0;
   bool no_prefix_cache = false;
 };

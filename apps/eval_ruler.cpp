@@ -76,6 +76,7 @@ Json settings_of(const Flags& f, const std::string& model, const StepModel& step
           {"device", f.device.device},
           {"dtype", f.device.dtype},
           {"weights", f.weights},
+          {"kv_cache_dtype", f.engine.kv_dtype},
           {"seed", f.run.seed},
           {"answer_tokens", f.run.answer_tokens},
           {"tokenizer", prompter.identity()},

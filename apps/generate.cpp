@@ -27,7 +27,7 @@ struct Flags {
   bool interactive = false, tokens = false, stats = false, ignore_eos = false, special = false;
   GenerateOptions generate;
   SessionOptions session;
-  std::string weights = "dtype";
+  std::string weights = "dtype", kv_dtype = "auto";
   DeviceFlags device;
 };
 
@@ -159,7 +159,9 @@ void run(const Flags& f) {
                                 machine.runtime().memory, warnings_only(machine.runtime().log));
   if (!f.tokens) m.text();
   m.loaded.weights->pack(machine.runtime());
-  Session session(machine.runtime(), m.model(), f.session);
+  SessionOptions options = f.session;
+  options.kv_dtype = parse_kv_dtype("--kv-cache-dtype", f.kv_dtype);
+  Session session(machine.runtime(), m.model(), options);
   struct sigaction action {};
   action.sa_handler = on_interrupt;
   sigaction(SIGINT, &action, nullptr);
@@ -208,6 +210,7 @@ void add_generate(CLI::App& app) {
   c.add_option("--page-size", f.session.page_size,
                "tokens of a KV cache page, a multiple of the selection block; 0: at least 64")
       ->capture_default_str();
+  add_kv_dtype_flag(c, f.kv_dtype);
   c.add_flag("--stats", f.stats, "tokens per second and KV cache bytes, on standard error");
   add_device_flags(c, f.device);
   add_weights_flag(c, f.weights);

@@ -23,7 +23,8 @@ struct Flags {
   std::vector<std::string> inputs;
   PerplexityOptions options;
   bool tokens = false, json = false, positions = false;
-  std::string weights = "dtype";
+  int64_t chunk = 0;
+  std::string weights = "dtype", kv_dtype = "auto";
   DeviceFlags device;
 };
 
@@ -105,7 +106,10 @@ void run(const Flags& f) {
     if (live) std::fprintf(stderr, "\r%lld tokens scored", static_cast<long long>(scored));
     if (interrupted) throw Error(ErrorKind::interrupted, "interrupted");
   };
-  Perplexity perplexity(model_losses(rt, m.model()), o);
+  const KvDtype kv = parse_kv_dtype("--kv-cache-dtype", f.kv_dtype);
+  const int64_t chunk = f.chunk == 0 && kv != KvDtype::compute ? 512 : f.chunk;
+  Perplexity perplexity(chunk == 0 ? model_losses(rt, m.model()) : cached_losses(rt, m.model(), kv, chunk),
+                        o);
   const int64_t vocab = m.config().vocab_size;
   for (const std::string& path : f.inputs) {
     for_each_document(path, [&](const std::string& text) {
@@ -144,6 +148,12 @@ void add(CLI::App& parent) {
   c.add_option("--max-tokens", f.options.max_tokens,
                "stop after this many scored tokens; 0: score everything")
       ->capture_default_str();
+  c.add_option("--chunk", f.chunk,
+               "read windows through the KV cache, so many tokens at once; 0: whole and without one, but "
+               "512 where --kv-cache-dtype asks for 8 bits")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  add_kv_dtype_flag(c, f.kv_dtype);
   c.add_flag("--tokens", f.tokens, "inputs hold token ids instead of text: works without a tokenizer");
   c.add_flag("--positions", f.positions, "also by position in the document (JSON always has it)");
   c.add_flag("--json", f.json, "print one JSON object");

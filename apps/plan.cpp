@@ -89,6 +89,10 @@ void print_table(const ModelConfig& config, const PlanReport& r, const Flags& fl
   line(fmt::format("  {:<12} {:>11} {:>16} {:>14} {:>22} {:>8.2f}x", "this config", "",
                    grouped(r.own.per_token), bytes_text(r.own.rings), bytes_text(r.own_at_context),
                    r.own_smaller));
+  line(fmt::format("  {:<12} {:>11} {:>16} {:>14} {:>22} {:>8.2f}x", "in int8, fp8", "",
+                   grouped(r.own_8_bits.per_token), bytes_text(r.own_8_bits.rings),
+                   bytes_text(r.own_8_bits_at_context),
+                   static_cast<double>(r.kv[0].at_context) / static_cast<double>(r.own_8_bits_at_context)));
   line("");
   line(fmt::format("{:<26} {:>15} {:>18} {:>16} {:>18}", "forward FLOPs a token", "this config",
                    "of it attention", "full twin", "of it attention"));

@@ -21,7 +21,17 @@ def rows(t):
 
 
 class PagesParams(C.Structure):
-    _fields_ = [("k", Rows), ("v", Rows), ("page_table", C.c_void_p), ("page_table_stride", C.c_int64), ("page_size", C.c_int32)]
+    _fields_ = [("k", Rows), ("v", Rows), ("page_table", C.c_void_p), ("page_table_stride", C.c_int64), ("page_size", C.c_int32), ("code", C.c_int32), ("scales", C.c_void_p)]
+
+
+class Codes:
+    """K or V in 8 bits: codes [pages, page_size, Hkv, dim] int8 or float8_e4m3fn; scales [pages, page_size, Hkv, 2] of both."""
+
+    def __init__(self, codes, scales):
+        self.codes, self.scales, self.shape = codes, scales, codes.shape
+
+    def wide(self, which):
+        return self.codes.float() * self.scales[..., which : which + 1].float()
 
 
 class RingParams(C.Structure):
@@ -51,7 +61,23 @@ class SparseParams(C.Structure):
 
 
 def pages(k, v, table):
+    if isinstance(k, Codes):
+        code = 1 if k.codes.dtype == torch.int8 else 2
+        return PagesParams(rows(k.codes), rows(v.codes), table.data_ptr(), table.stride(0), k.shape[1], code, k.scales.data_ptr())
     return PagesParams(rows(k), rows(v), table.data_ptr(), table.stride(0), k.shape[1])
+
+
+def in_8_bits(k, v, code):
+    """Codes of bf16 pages k, v; code "int8" or "fp8". Scales: the smallest power of two >= largest / 127 (/ 448)."""
+    scales = torch.empty(*k.shape[:3], 2, dtype=torch.bfloat16, device=k.device)
+    out = []
+    for which, x in enumerate((k.float(), v.float())):
+        top = x.abs().amax(-1) / (127.0 if code == "int8" else 448.0)
+        scale = torch.exp2(torch.ceil(torch.log2(top)))
+        scales[..., which] = scale.bfloat16()
+        y = x / scale[..., None]
+        out.append(y.nan_to_num().round().to(torch.int8) if code == "int8" else y.nan_to_num().to(torch.float8_e4m3fn))
+    return Codes(out[0], scales), Codes(out[1], scales)
 
 
 def _pointer(t):

@@ -66,6 +66,15 @@ def main():
             scored.append(hd.DecodeFull(q, kk, vv, table, kv_len, length, d**-0.5, 64, 16))
             plain.append(hd.DecodeFull(q, kk, vv, table, kv_len, length, d**-0.5))
             dense.append(dense[0].clone())
+        for code in ("int8", "fp8"):
+            k8, v8 = hd.in_8_bits(k, v, code)
+            calls = [hd.DecodeFull(q, k8, v8, table, kv_len, length, d**-0.5, 64, 16)]
+            for _ in range(copies * 2 - 1):
+                kk, vv = (hd.Codes(x.codes.clone(), x.scales.clone()) for x in (k8, v8))
+                vv.scales = kk.scales
+                calls.append(hd.DecodeFull(q, kk, vv, table, kv_len, length, d**-0.5, 64, 16))
+            out[f"{code}_us"] = graph_us([c.run for c in calls])
+            del calls, k8, v8
         out["scored_us"] = graph_us([c.run for c in scored])
         out["plain_us"] = graph_us([c.run for c in plain])
         del scored, plain
@@ -83,7 +92,9 @@ def main():
     for batch, hq, hkv in ((1, 32, 8), (1, 64, 4), (16, 32, 8), (64, 32, 8), (256, 32, 8)):
         d, length = 128, 32768 if batch <= 64 else 8192
         k, v, table = paged(batch, length, hkv, d)
-        calls = []
+        codes = ("", "int8", "fp8")
+        calls = {code: [] for code in codes}
+        caches = {code: hd.in_8_bits(k, v, code) if code else (k, v) for code in codes}
         for _ in range(32 if batch == 1 else 4):
             q = torch.randn(batch, hq, d, device="cuda", dtype=torch.bfloat16)
             kv_len = torch.full((batch,), length, dtype=torch.int32, device="cuda")
@@ -93,10 +104,13 @@ def main():
             fk, fv = (torch.randn(batch, hkv, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
             sinks = torch.zeros(hq, device="cuda")
             gate = torch.zeros(batch, hq, device="cuda")
-            calls.append(hd.DecodeSparse(q, k, v, table, kv_len, d**-0.5, idx, 64, sinks, 128, rk, rv, slot, fk, fv, sinks, gate, gate))
-        us = graph_us([c.run for c in calls])
+            for code in codes:
+                calls[code].append(hd.DecodeSparse(q, *caches[code], table, kv_len, d**-0.5, idx, 64, sinks, 128, rk, rv, slot, fk, fv, sinks, gate, gate))
+        us = graph_us([c.run for c in calls[""]])
         size = batch * hkv * (1024 + 128) * d * 4
         out = {"op": "sparse", "B": batch, "T": length, "Hq": hq, "Hkv": hkv, "us": us, "tbs": size / us / 1e6}
+        for code in codes[1:]:
+            out[f"{code}_us"] = graph_us([c.run for c in calls[code]])
         rows.append(out)
         print({k: round(x, 3) if isinstance(x, float) else x for k, x in out.items()}, flush=True)
     if len(sys.argv) > 1:

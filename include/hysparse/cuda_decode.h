@@ -7,6 +7,7 @@
 #define HYSPARSE_CUDA_DECODE_H
 
 #include "hysparse/cuda.h"
+#include "hysparse/cuda_step.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,10 +22,13 @@ typedef struct {
 /* Key position p of sequence b lies in row p % page_size of page page_table[b * page_table_stride + p /
  * page_size]. */
 typedef struct {
-  hysparse_cuda_rows k, v; /* [pages, page_size, Hkv, d | dv] */
+  hysparse_cuda_rows k,
+      v; /* [pages, page_size, Hkv, d | dv] bf16, or codes of 8 bits (hysparse/cuda_step.h) */
   const int32_t* page_table;
   int64_t page_table_stride;
   int32_t page_size;
+  int32_t code;       /* HYSPARSE_CODE_...; with codes: dims multiples of 16, at most 192 / 128 */
+  const void* scales; /* of codes: [pages, page_size, Hkv, 2] bf16, of k and of v; contiguous */
 } hysparse_cuda_pages;
 
 /* Key position p of sequence b lies in row p % length of ring slot[b]; the newest position, where fresh_k is

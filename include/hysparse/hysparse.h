@@ -128,13 +128,14 @@ typedef struct {
   uint64_t seed;             /* the same seed gives the same answer, on any number of threads */
   const char* const* stop;   /* stop_count texts; the answer ends before the first that appears */
   size_t stop_count;
-  int64_t context;    /* most tokens of prompt and answer together; 0: the model's */
-  int64_t chunk;      /* tokens of the prompt that go through the model at once */
-  int32_t ignore_eos; /* go on behind end-of-text tokens */
-  int32_t special;    /* hysparse_generate: as in hysparse_tokenizer_encode, for the prompt */
+  int64_t context;            /* most tokens of prompt and answer together; 0: the model's */
+  int64_t chunk;              /* tokens of the prompt that go through the model at once */
+  int32_t ignore_eos;         /* go on behind end-of-text tokens */
+  int32_t special;            /* hysparse_generate: as in hysparse_tokenizer_encode, for the prompt */
+  const char* kv_cache_dtype; /* as in hysparse_engine_options; NULL: "auto" */
 } hysparse_generate_options;
 #define HYSPARSE_GENERATE_OPTIONS_INIT \
-  { sizeof(hysparse_generate_options), 256, 0.8, 0, 1.0, 0.0, 1.0, 0, NULL, 0, 0, 512, 0, 0 }
+  { sizeof(hysparse_generate_options), 256, 0.8, 0, 1.0, 0.0, 1.0, 0, NULL, 0, 0, 512, 0, 0, NULL }
 
 enum {
   HYSPARSE_FINISH_NONE = 0, /* still going */
@@ -197,20 +198,21 @@ typedef struct hysparse_answer hysparse_answer;
 
 typedef struct {
   size_t size;
-  int64_t context;           /* most tokens of prompt and answer together; 0: the model's */
-  int64_t kv_bytes;          /* of the cache; 0: what is left */
-  int64_t page_size;         /* tokens, a multiple of the selection block; 0: at least 64 */
-  int64_t max_sequences;     /* answers that run at once; 0: the default */
-  int64_t step_tokens;       /* most tokens that go through the model at once */
-  int64_t snapshot_interval; /* tokens between ring snapshots within a prompt */
-  int64_t speculate;         /* most tokens that n-gram look-up proposes at once; 0: none */
-  int64_t max_queued;        /* answers that may wait; -1: no limit */
-  int32_t prefix_cache;      /* 0: every prompt is computed anew */
-  int32_t recompute;         /* 0: preempted answers move to host memory; 1: they are computed again */
-  int32_t batch_invariant;   /* -1: as the device has it; 0, 1 */
+  int64_t context;            /* most tokens of prompt and answer together; 0: the model's */
+  int64_t kv_bytes;           /* of the cache; 0: what is left */
+  int64_t page_size;          /* tokens, a multiple of the selection block; 0: at least 64 */
+  int64_t max_sequences;      /* answers that run at once; 0: the default */
+  int64_t step_tokens;        /* most tokens that go through the model at once */
+  int64_t snapshot_interval;  /* tokens between ring snapshots within a prompt */
+  int64_t speculate;          /* most tokens that n-gram look-up proposes at once; 0: none */
+  int64_t max_queued;         /* answers that may wait; -1: no limit */
+  int32_t prefix_cache;       /* 0: every prompt is computed anew */
+  int32_t recompute;          /* 0: preempted answers move to host memory; 1: they are computed again */
+  int32_t batch_invariant;    /* -1: as the device has it; 0, 1 */
+  const char* kv_cache_dtype; /* of full layers: "auto" (as the computation), "int8", "fp8"; NULL: "auto" */
 } hysparse_engine_options;
 #define HYSPARSE_ENGINE_OPTIONS_INIT \
-  { sizeof(hysparse_engine_options), 0, 0, 0, 0, 512, 4096, 0, -1, 1, 0, -1 }
+  { sizeof(hysparse_engine_options), 0, 0, 0, 0, 512, 4096, 0, -1, 1, 0, -1, NULL }
 
 /* Takes the cache's memory and starts the thread that computes; it takes turns with other calls on the model.
  */
@@ -228,8 +230,9 @@ typedef struct {
 #define HYSPARSE_SUBMIT_OPTIONS_INIT \
   { sizeof(hysparse_submit_options), 1, 0, 1 }
 
-/* Queues a request and returns at once. Both options may be NULL; of generate_options, context, chunk and
- * special do not matter here. What can never be served is HYSPARSE_BAD_ARGUMENT at once. */
+/* Queues a request and returns at once. Both options may be NULL; of generate_options, context, chunk,
+ * special and kv_cache_dtype do not matter here. What can never be served is HYSPARSE_BAD_ARGUMENT at once.
+ */
 HYSPARSE_API int hysparse_engine_submit(hysparse_engine* engine, const int32_t* prompt, size_t count,
                                         const hysparse_generate_options* options,
                                         const hysparse_submit_options* submit, hysparse_answer** out);

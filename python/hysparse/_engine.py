@@ -110,7 +110,7 @@ class Engine(Handle):
     def __init__(
         self, model: "Model", *, context: int = 0, kv_bytes: int = 0, page_size: int = 0, max_sequences: int = 0, step_tokens: int = 512,
         snapshot_interval: int = 4096, speculate: int = 0, max_queued: int = -1, prefix_cache: bool = True, recompute: bool = False,
-        batch_invariant: Optional[bool] = None,
+        batch_invariant: Optional[bool] = None, kv_cache_dtype: str = "auto",
     ) -> None:
         """As the flags of ``hysparse batch``; 0 is each one's default."""
         whole = arguments.whole
@@ -121,6 +121,7 @@ class Engine(Handle):
             max_queued=whole(max_queued, "max_queued"), prefix_cache=arguments.flag(prefix_cache, "prefix_cache"),
             recompute=arguments.flag(recompute, "recompute"),
             batch_invariant=-1 if batch_invariant is None else arguments.flag(batch_invariant, "batch_invariant"),
+            kv_cache_dtype=arguments.name(kv_cache_dtype, "kv_cache_dtype"),
         )
         self._model = model
         self._own(c.new_handle("hysparse_engine_start", model._handle, C.byref(options)))

@@ -37,6 +37,7 @@ class GenerateOptions(C.Structure):
         ("size", C.c_size_t), ("max_new_tokens", C.c_int64), ("temperature", C.c_double), ("top_k", C.c_int64), ("top_p", C.c_double),
         ("min_p", C.c_double), ("repetition_penalty", C.c_double), ("seed", C.c_uint64), ("stop", C.POINTER(C.c_char_p)),
         ("stop_count", C.c_size_t), ("context", C.c_int64), ("chunk", C.c_int64), ("ignore_eos", C.c_int32), ("special", C.c_int32),
+        ("kv_cache_dtype", C.c_char_p),
     ]
 
 
@@ -57,6 +58,7 @@ class EngineOptions(C.Structure):
         ("size", C.c_size_t), ("context", C.c_int64), ("kv_bytes", C.c_int64), ("page_size", C.c_int64), ("max_sequences", C.c_int64),
         ("step_tokens", C.c_int64), ("snapshot_interval", C.c_int64), ("speculate", C.c_int64), ("max_queued", C.c_int64),
         ("prefix_cache", C.c_int32), ("recompute", C.c_int32), ("batch_invariant", C.c_int32),
+        ("kv_cache_dtype", C.c_char_p),
     ]
 
 

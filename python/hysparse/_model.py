@@ -157,6 +157,7 @@ class Model(Handle):
         special: bool = False,
         context: int = 0,
         chunk: int = 512,
+        kv_cache_dtype: str = "auto",
     ) -> Union[Answer, Generation]:
         """Continues a prompt, a text or token ids; an empty one starts a new text.
 
@@ -166,7 +167,8 @@ class Model(Handle):
         top-k, top-p, min-p. The same ``seed`` gives the same answer on any number of threads. ``stop``: the answer ends
         before the first of these texts. ``ignore_eos``: go on behind end-of-text tokens. ``special``: texts of special
         tokens in the prompt are those tokens. ``context``: most tokens of prompt and answer, 0: the model's.
-        ``chunk``: tokens of the prompt that go through the model at once.
+        ``chunk``: tokens of the prompt that go through the model at once. ``kv_cache_dtype``: what the cache of full
+        layers is kept in, "auto" (as the computation), "int8" or "fp8".
         """
         wants_stream = arguments.flag(stream, "stream")
         parse_special = bool(arguments.flag(special, "special"))
@@ -184,6 +186,7 @@ class Model(Handle):
             context=arguments.whole(context, "context"),
             chunk=arguments.whole(chunk, "chunk"),
             ignore_eos=arguments.flag(ignore_eos, "ignore_eos"),
+            kv_cache_dtype=arguments.name(kv_cache_dtype, "kv_cache_dtype"),
         )
         if isinstance(prompt, (str, bytes)):
             prompt = self.tokenizer.encode(prompt, special=parse_special, start=True)

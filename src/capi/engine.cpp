@@ -31,6 +31,7 @@ EngineOptions options_of(const hysparse_engine_options& o, const TextModel& text
   e.context = o.context;
   e.memory.kv_bytes = o.kv_bytes;
   e.memory.page_size = o.page_size;
+  if (o.kv_cache_dtype) e.memory.kv_dtype = parse_kv_dtype("kv_cache_dtype", o.kv_cache_dtype);
   e.memory.max_sequences = o.max_sequences;
   e.step_tokens = o.step_tokens;
   e.snapshot_interval = o.snapshot_interval;

@@ -25,6 +25,7 @@ struct GenerationObject {
     SessionOptions session_options;
     session_options.context = o.context;
     session_options.chunk = o.chunk;
+    if (o.kv_cache_dtype) session_options.kv_dtype = parse_kv_dtype("kv_cache_dtype", o.kv_cache_dtype);
     if (o.max_new_tokens < -1)
       throw expected_error("max_new_tokens", "-1 or more", std::to_string(o.max_new_tokens));
     GenerateOptions g;

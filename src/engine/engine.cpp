@@ -14,7 +14,8 @@ constexpr int64_t kPrefillReserve = 16;  // tokens of a step that decoding never
 constexpr int64_t kSequencesOnDevice = 64;
 
 // About what a step needs beside weights and cache: activations of its tokens, logits, block scores.
-int64_t workspace_of(const ModelConfig& c, DType compute, const Ops& ops, int64_t tokens, int64_t rows) {
+int64_t workspace_of(const ModelConfig& c, DType compute, const Ops& ops, int64_t tokens, int64_t rows,
+                     KvDtype kv, int64_t context) {
   const auto t = static_cast<int64_t>(size_of(compute));
   const auto a = static_cast<int64_t>(size_of(accumulation_dtype(compute)));
   const int64_t heads =
@@ -28,7 +29,9 @@ int64_t workspace_of(const ModelConfig& c, DType compute, const Ops& ops, int64_
   // On a device a layer's experts that are kept in 8 bits become the products' type, a matrix at a time.
   const bool device = ops.memory().device() != DeviceKind::cpu;
   const int64_t widened = device ? c.n_routed_experts * f * c.hidden_size * t : 0;
-  return tokens * a_token + rows * c.vocab_size * a + ops.chunk_bytes() + widened;
+  const int64_t keys =
+      kv == KvDtype::compute ? 0 : ops.widened_bytes(c.kv_heads() * (c.d() + c.dv()) * t, context);
+  return tokens * a_token + rows * c.vocab_size * a + ops.chunk_bytes() + widened + keys;
 }
 
 EngineOptions checked(EngineOptions o, const ModelConfig& config, const Memory& memory) {
@@ -65,7 +68,7 @@ Engine::Impl::Impl(Runtime& rt, StepModel& model, const EngineOptions& given)
   const int64_t sequences = options.memory.max_sequences > 0 ? options.memory.max_sequences : 16;
   plan = plan_kv(config, model.plan(), model.compute(), options.context, options.memory, available,
                  workspace_of(config, model.compute(), rt.ops, options.step_tokens,
-                              sequences * (1 + options.speculate)));
+                              sequences * (1 + options.speculate), options.memory.kv_dtype, options.context));
   plan.weight_bytes = model.weight_bytes();
   context = plan.context;
   options.step_tokens = std::max(options.step_tokens, plan.max_sequences + kPrefillReserve);
@@ -79,9 +82,9 @@ Engine::Impl::Impl(Runtime& rt, StepModel& model, const EngineOptions& given)
   store.slots = plan.slots;
   store.reserve_pages = true;
   store.dtype = model.compute();
+  store.kv_dtype = plan.kv_dtype;
   store.poison = options.poison;
-  kv = std::make_unique<PagedKv>(config, model.plan(), store, rt.memory,
-                                 rt.memory.device() == DeviceKind::cpu ? nullptr : &rt);
+  kv = std::make_unique<PagedKv>(config, model.plan(), store, rt.memory, cache_runtime(rt, plan.kv_dtype));
   cache = std::make_unique<PrefixCache>(*kv);
   of_kv.resize(static_cast<size_t>(plan.max_sequences));
   scratch.resize(static_cast<size_t>(rt.pool.threads()));
@@ -302,7 +305,7 @@ void Engine::Impl::check() const {
 }
 
 PrefixKey Engine::Impl::key_of(const Live& request) const {
-  return {identity, request.request.cache_salt};
+  return {cache_identity(identity, plan.kv_dtype), request.request.cache_salt};
 }
 
 TensorView Engine::Impl::logits_row(int64_t row) const {

@@ -31,12 +31,13 @@ KvPlan plan_kv(const ModelConfig& config, const LayerPlan& plan, DType dtype, in
     throw expected_error("snapshot_share", "a share from 0 to 0.9",
                          fmt::format("{}", options.snapshot_share));
   KvPlan out;
+  out.kv_dtype = options.kv_dtype;
   out.available = available;
   out.workspace_bytes = workspace_bytes;
   const int64_t block = config.hysparse_block_size;
   out.page_size =
       options.page_size > 0 ? options.page_size : (std::max<int64_t>(64, block) + block - 1) / block * block;
-  const KvBytes bytes = kv_bytes(config, plan, static_cast<int>(size_of(dtype)));
+  const KvBytes bytes = kv_bytes(config, plan, static_cast<int>(size_of(dtype)), options.kv_dtype);
   out.page_bytes = checked_product(bytes.per_token, out.page_size, "a page of the KV cache");
   out.slot_bytes = bytes.rings;
   out.max_sequences = options.max_sequences > 0 ? options.max_sequences : kDefaultSequences;
@@ -84,7 +85,8 @@ std::string KvPlan::table() const {
   };
   row("weights", weight_bytes, "");
   row("pages", pages * page_bytes,
-      fmt::format("{} of {} tokens: {} tokens of full layers", pages, page_size, pages * page_size));
+      fmt::format("{} of {} tokens: {} tokens of full layers{}", pages, page_size, pages * page_size,
+                  kv_dtype == KvDtype::compute ? "" : fmt::format(", in {}", enum_name(kv_dtype))));
   row("rings", slots > 0 ? max_sequences * slot_bytes : 0,
       fmt::format("of {} sequences, each up to {} tokens", max_sequences, context));
   row("snapshots", snapshots * slot_bytes, fmt::format("{} of {}", snapshots, amount(slot_bytes)));

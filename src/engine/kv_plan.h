@@ -11,9 +11,10 @@
 namespace hysparse {
 
 struct KvPlanOptions {
-  int64_t kv_bytes = 0;       // of pages and rings together; 0: what is left of `available`
-  int64_t page_size = 0;      // tokens, a multiple of the selection block; 0: max(64, block)
-  int64_t max_sequences = 0;  // that run at once; 0: 16 on the CPU, 64 elsewhere
+  KvDtype kv_dtype = KvDtype::compute;  // of pages
+  int64_t kv_bytes = 0;                 // of pages and rings together; 0: what is left of `available`
+  int64_t page_size = 0;                // tokens, a multiple of the selection block; 0: max(64, block)
+  int64_t max_sequences = 0;            // that run at once; 0: 16 on the CPU, 64 elsewhere
   // Share of the budget that ring snapshots of the prefix cache may take at least; no bytes where the model
   // has no rings. Slots that no sequence needs serve as snapshots, too.
   double snapshot_share = 1.0 / 16;
@@ -22,6 +23,7 @@ struct KvPlanOptions {
 // A slot is the rings of all window branches, for one sequence or one snapshot; a page holds page_size tokens
 // of all full layers.
 struct KvPlan {
+  KvDtype kv_dtype = KvDtype::compute;
   int64_t page_size = 0, page_bytes = 0, pages = 0;
   int64_t slot_bytes = 0, slots = 0, max_sequences = 0;  // slots: sequences and snapshots together
   int64_t context = 0;                                   // of one sequence

@@ -9,6 +9,7 @@
 
 #include "kernels/kv_view.h"
 #include "model/config.h"
+#include "model/kv_dtype.h"
 #include "model/plan.h"
 #include "tensor/tensor.h"
 
@@ -54,14 +55,28 @@ struct KvTensor {
 
 struct KvLayer {
   KvTensor k, v;
+  KvTensor scales;  // of pages in 8 bits: of k and of v; else without rows
   bool ring = false;
+
+  std::vector<KvTensor*> tensors() {
+    return in_8_bits() ? std::vector{&k, &v, &scales} : std::vector{&k, &v};
+  }
+  std::vector<const KvTensor*> tensors() const {
+    return in_8_bits() ? std::vector{&k, &v, &scales} : std::vector{&k, &v};
+  }
+  bool in_8_bits() const { return scales.heads > 0; }
+  size_t group_bytes() const {
+    size_t bytes = 0;
+    for (const KvTensor* t : tensors()) bytes += t->group_bytes();
+    return bytes;
+  }
 };
 
 class KvStorage {
  public:
   // page_size a multiple of the selection block; slots: of each window branch's ring.
-  KvStorage(const ModelConfig& config, const LayerPlan& plan, DType dtype, int64_t page_size, int64_t slots,
-            std::optional<double> poison, Memory& memory);
+  KvStorage(const ModelConfig& config, const LayerPlan& plan, DType dtype, KvDtype pages, int64_t page_size,
+            int64_t slots, std::optional<double> poison, Memory& memory);
 
   // The layer's tensors; null where it stores nothing.
   const KvLayer* layer(int index) const;
@@ -87,10 +102,9 @@ class KvStorage {
   void poison_slot(int32_t slot, int64_t begin, int64_t end);  // positions [begin, end) of its sequence
 
  private:
-  void poison(std::byte* p, size_t bytes);
+  void poison(DType dtype, std::byte* p, size_t bytes);
 
   std::optional<double> poison_;
-  DType dtype_;
   Memory& memory_;
   int64_t page_size_, pages_ = 0;
   std::vector<int> index_;  // of a layer into pools_ or rings_; -1: stores nothing

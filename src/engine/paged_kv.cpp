@@ -22,6 +22,8 @@ PagedKv::PagedKv(const ModelConfig& config, const LayerPlan& plan, const PagedKv
   HYSPARSE_CHECK(options.max_tokens > 0 && options.max_sequences > 0, "a cache of {} sequences of {} tokens",
                  options.max_sequences, options.max_tokens);
   HYSPARSE_CHECK(!runtime || &runtime->memory == &memory, "a cache in another memory than its runtime's");
+  HYSPARSE_CHECK(runtime || options.kv_dtype == KvDtype::compute, "a cache in {} without operations",
+                 enum_name(options.kv_dtype));
   impl_ = std::make_unique<Impl>(config, plan, options, memory, runtime);
 }
 
@@ -71,9 +73,9 @@ KvView PagedKv::append(int layer, const RaggedBatch& batch, const TensorView& k,
   HYSPARSE_CHECK(!m.appended[static_cast<size_t>(layer)], "layer {} appended twice in one step", layer);
   for (const auto& [view, tensor] : {std::pair{&k, &store->k}, std::pair{&v, &store->v}}) {
     HYSPARSE_CHECK(view->rank == 3 && view->dim(0) == batch.tokens() && view->dim(1) == tensor->heads &&
-                       view->dim(2) == tensor->dim && view->dtype == tensor->dtype,
+                       view->dim(2) == tensor->dim && view->dtype == m.options.dtype,
                    "layer {}: {} does not fit a cache of {}[{}, {}, {}]", layer, view->describe(),
-                   name_of(tensor->dtype), batch.tokens(), tensor->heads, tensor->dim);
+                   name_of(m.options.dtype), batch.tokens(), tensor->heads, tensor->dim);
   }
   m.appended[static_cast<size_t>(layer)] = true;
   return store->ring ? m.append_ring(*store, k, v) : m.append_pages(*store, k, v);
@@ -135,7 +137,8 @@ void PagedKv::repeat(const std::vector<int>& ids, RaggedBatch batch, uint64_t mo
                          reinterpret_cast<uintptr_t>(this), reinterpret_cast<uintptr_t>(tokens.data),
                          reinterpret_cast<uintptr_t>(logits.data), m.staging.bytes_reserved()});
   for (const KvLayer& pool : m.storage.pools())  // they move when they grow
-    step.key = hash_words({step.key, reinterpret_cast<uintptr_t>(pool.k.block.data())});
+    for (const KvTensor* t : pool.tensors())
+      step.key = hash_words({step.key, reinterpret_cast<uintptr_t>(t->block.data())});
   const auto add = [&](const auto& table) {
     step.tables.push_back({table.data(), table.size() * sizeof(table[0])});
   };
@@ -297,7 +300,7 @@ KvImage PagedKv::move_out(int id) {
   Impl& m = *impl_;
   HYSPARSE_CHECK(!m.in_step, "move_out() inside a step");
   const Impl::Sequence& s = m.sequence(id);
-  KvImage image{s.length, s.peak, s.slot >= 0, {}};
+  KvImage image{s.length, s.peak, s.slot >= 0, m.options.dtype, m.options.kv_dtype, {}};
   image.bytes.resize(static_cast<size_t>(image_bytes(id)));
   std::byte* to = image.bytes.data();
   for (int64_t p = 0; p < s.length && m.has_pools(); p += m.page_size) {
@@ -313,6 +316,9 @@ KvImage PagedKv::move_out(int id) {
 void PagedKv::move_in(int id, const KvImage& image) {
   Impl& m = *impl_;
   Impl::Sequence& s = m.empty_sequence(id);
+  HYSPARSE_CHECK(image.dtype == m.options.dtype && image.kv_dtype == m.options.kv_dtype,
+                 "an image of {}, {} for a cache of {}, {}", name_of(image.dtype), enum_name(image.kv_dtype),
+                 name_of(m.options.dtype), enum_name(m.options.kv_dtype));
   const int64_t pages = pages_for(image.length);
   m.check_free(pages, image.slot ? 1 : 0);
   m.make_free(pages);

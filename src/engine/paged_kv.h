@@ -19,18 +19,26 @@ namespace hysparse {
 struct PagedKvOptions {
   int64_t max_tokens = 0;  // a sequence's limit; pages are allocated on demand up to it
   int64_t max_sequences = 1;
-  int64_t page_size = 0;         // tokens; 0: max(64, block); a multiple of the selection block
-  int64_t max_pages = 0;         // of all sequences together; 0: enough for max_sequences of max_tokens
-  int64_t slots = 0;             // rings for this many sequences and snapshots together; 0: max_sequences
-  bool reserve_pages = false;    // take the memory of max_pages at once, not as they are needed
-  DType dtype = DType::f32;      // as the activations: f64, f32 or bf16
+  int64_t page_size = 0;       // tokens; 0: max(64, block); a multiple of the selection block
+  int64_t max_pages = 0;       // of all sequences together; 0: enough for max_sequences of max_tokens
+  int64_t slots = 0;           // rings for this many sequences and snapshots together; 0: max_sequences
+  bool reserve_pages = false;  // take the memory of max_pages at once, not as they are needed
+  DType dtype = DType::f32;    // as the activations: f64, f32 or bf16
+  KvDtype kv_dtype = KvDtype::compute;  // of pages; in 8 bits needs a runtime
   std::optional<double> poison;  // fill unused space with this: a read past the length then shows (tests)
 };
+
+// The runtime that a cache of such pages takes: on the host rows in the compute dtype are copied without.
+inline Runtime* cache_runtime(Runtime& rt, KvDtype kv) {
+  return rt.memory.device() == DeviceKind::cpu && kv == KvDtype::compute ? nullptr : &rt;
+}
 
 // What a sequence held, in host memory: the way back of a sequence that made room for others.
 struct KvImage {
   int64_t length = 0, peak = 0;
   bool slot = false;
+  DType dtype = DType::f32;  // of the activations
+  KvDtype kv_dtype = KvDtype::compute;
   std::vector<std::byte> bytes;
 };
 
@@ -43,7 +51,7 @@ struct KvImage {
 class PagedKv : public KvStore {
  public:
   // runtime: whose operations bring rows to their places; without one they are copied run by run, as is best
-  // on the host.
+  // on the host where nothing is to be computed.
   PagedKv(const ModelConfig& config, const LayerPlan& plan, const PagedKvOptions& options,
           Memory& memory = host_memory(), Runtime* runtime = nullptr);
   ~PagedKv() override;

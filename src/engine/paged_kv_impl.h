@@ -66,7 +66,8 @@ struct PagedKv::Impl {
         runtime(rt),
         page_size(page_size_of(config, o)),
         max_pages(o.max_pages > 0 ? o.max_pages : ceil_div(o.max_tokens, page_size) * o.max_sequences),
-        storage(config, plan, o.dtype, page_size, o.slots > 0 ? o.slots : o.max_sequences, o.poison, m),
+        storage(config, plan, o.dtype, o.kv_dtype, page_size, o.slots > 0 ? o.slots : o.max_sequences,
+                o.poison, m),
         sequences(static_cast<size_t>(o.max_sequences)),
         appended(plan.size()),
         staged(storage.rings().size()),
@@ -228,12 +229,13 @@ struct PagedKv::Impl {
     rings_written = true;
   }
 
-  KvView append_pages(const KvLayer& pool, const TensorView& k, const TensorView& v) {
+  void write_pages(const KvLayer& pool, const TensorView& k, const TensorView& v) {
+    if (pool.in_8_bits())
+      return runtime->ops.quantise_kv(
+          *runtime, {k, v, page_rows.data(), all_rows(pool.k), all_rows(pool.v), all_rows(pool.scales)});
     const ScatterRows::Pair pairs[] = {{k, all_rows(pool.k)}, {v, all_rows(pool.v)}};
-    const bool scattered = scatters(k, v);
-    if (scattered) scatter(page_rows, pairs);
+    if (scatters(k, v)) return scatter(page_rows, pairs);
     for (const Bound& b : bound) {
-      if (scattered) break;
       const Sequence& s = sequence(b.id);
       for (int64_t i = 0; i < b.count;) {
         const int64_t p = s.length + i;
@@ -244,10 +246,17 @@ struct PagedKv::Impl {
         i += run;
       }
     }
+  }
+  KvView append_pages(const KvLayer& pool, const TensorView& k, const TensorView& v) {
+    write_pages(pool, k, v);
     KvView view;
     view.kind = KvView::Kind::paged;
     view.k = pool.k.view();
     view.v = pool.v.view();
+    if (pool.in_8_bits()) {
+      view.scales = pool.scales.view();
+      view.version = std::make_shared<int>(0);
+    }
     view.page_table = page_table.data();
     view.page_table_stride = page_table_stride;
     view.page_size = page_size;

@@ -21,6 +21,10 @@ std::span<const int32_t> from(std::span<const int32_t> tokens, int64_t begin) {
 
 }  // namespace
 
+uint64_t cache_identity(uint64_t model, KvDtype pages) {
+  return hash_words({model, static_cast<uint64_t>(pages)});
+}
+
 PrefixCache::PrefixCache(PagedKv& kv) : kv_(kv) {}
 
 PrefixCache::~PrefixCache() {

@@ -18,10 +18,13 @@ namespace hysparse {
 
 // What a prefix belongs to: nothing is shared across different ones.
 struct PrefixKey {
-  uint64_t identity = 0;  // of weights, settings and format
+  uint64_t identity = 0;  // cache_identity()
   std::string salt;
   auto operator<=>(const PrefixKey&) const = default;
 };
+
+// Of weights and settings (StepModel::identity) and of the format of pages.
+uint64_t cache_identity(uint64_t model, KvDtype pages);
 
 // A tree of whole pages of tokens; at its nodes hang the ends: a position (in the middle of a page, too) with
 // the pages up to there and, where the model has rings, the slot that holds their state. A prompt can go on

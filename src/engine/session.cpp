@@ -25,9 +25,9 @@ Session::Session(Runtime& rt, Model& model, const SessionOptions& options)
   const int64_t block = config.hysparse_block_size, blocks = (options_.context + block - 1) / block;
   if (kv.page_size > 0 && kv.page_size % block == 0) kv.page_size = std::min(kv.page_size, blocks * block);
   kv.dtype = compute;
+  kv.kv_dtype = options_.kv_dtype;
   kv.poison = options_.poison;
-  kv_ = std::make_unique<PagedKv>(config, model.plan(), kv, rt.memory,
-                                  rt.memory.device() == DeviceKind::cpu ? nullptr : &rt);
+  kv_ = std::make_unique<PagedKv>(config, model.plan(), kv, rt.memory, cache_runtime(rt, options_.kv_dtype));
   token_buffer_ = Tensor(DType::i32, {options_.chunk}, rt.memory);
   logits_ = Tensor(accumulation_dtype(compute), {1, config.vocab_size}, rt.memory);
   if (rt.memory.device() != DeviceKind::cpu)

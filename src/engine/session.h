@@ -12,10 +12,11 @@
 namespace hysparse {
 
 struct SessionOptions {
-  int64_t context = 0;           // most tokens, prompt and answer together; 0: max_position_embeddings
-  int64_t chunk = 512;           // tokens of a prompt that go through the model at once
-  int64_t page_size = 0;         // of the cache, tokens; 0: max(64, block)
-  std::optional<double> poison;  // PagedKvOptions::poison
+  int64_t context = 0;                  // most tokens, prompt and answer together; 0: max_position_embeddings
+  int64_t chunk = 512;                  // tokens of a prompt that go through the model at once
+  int64_t page_size = 0;                // of the cache, tokens; 0: max(64, block)
+  KvDtype kv_dtype = KvDtype::compute;  // of full layers
+  std::optional<double> poison;         // PagedKvOptions::poison
 };
 
 class Session : public LogitsSource {

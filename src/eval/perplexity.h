@@ -24,6 +24,9 @@ std::vector<ScoreWindow> score_windows(int64_t tokens, int64_t window, int64_t s
 using WindowLosses = std::function<void(const RaggedBatch& batch, const std::vector<int32_t>& tokens,
                                         const std::vector<int32_t>& labels, std::vector<double>& loss)>;
 WindowLosses model_losses(Runtime& rt, Model& model);
+// The same through the inference cache, as a prompt in chunks of `chunk` tokens: with pages in `kv` each
+// token attends to what the cache keeps of all before it and of itself.
+WindowLosses cached_losses(Runtime& rt, Model& model, KvDtype kv, int64_t chunk);
 
 struct PerplexityOptions {
   int64_t window = 1024;

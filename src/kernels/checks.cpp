@@ -79,6 +79,12 @@ void check_batch(const char* op, const RaggedBatch& b, int64_t rows) {
 
 void check_kv(const char* op, const RaggedBatch& b, const KvView& kv, DType t, int64_t d) {
   const bool contiguous = kv.kind == KvView::Kind::contiguous;
+  if (kv.kind == KvView::Kind::paged && (kv.k.dtype == DType::i8 || kv.k.dtype == DType::f8)) {
+    t = kv.k.dtype;
+    want(op, "scales", kv.scales, DType::bf16, {kv.k.dim(0), kv.k.dim(1), kv.k.dim(2), 2});
+  } else {
+    HYSPARSE_CHECK(!kv.scales, "{}: scales of k and v in {}", op, name_of(kv.k.dtype));
+  }
   if (contiguous) {
     want(op, "k", kv.k, t, {kAny, kAny, d});
     want(op, "v", kv.v, t, {kv.k.dim(0), kv.k.dim(1), kAny});
@@ -312,6 +318,23 @@ void check_args(const ScatterRows& a) {
       HYSPARSE_CHECK(a.rows[i] >= -1 && a.rows[i] < dst.dim(0), "{}: row {} of {}", op, a.rows[i],
                      dst.describe());
   }
+}
+
+DType check_args(const QuantiseKv& a) {
+  const char* op = "quantise_kv";
+  const DType t = compute(op, "k", a.k), code = a.k_codes.dtype;
+  want(op, "k", a.k, t, {kAny, kAny, kAny});
+  want(op, "v", a.v, t, {a.k.dim(0), a.k.dim(1), kAny});
+  HYSPARSE_CHECK(code == DType::i8 || code == DType::f8, "{}: codes of {}", op, name_of(code));
+  want(op, "k_codes", a.k_codes, code, {kAny, a.k.dim(1), a.k.dim(2)});
+  want(op, "v_codes", a.v_codes, code, {a.k_codes.dim(0), a.v.dim(1), a.v.dim(2)});
+  want(op, "scales", a.scales, DType::bf16, {a.k_codes.dim(0), a.k.dim(1), 2});
+  for (const TensorView* out : {&a.k_codes, &a.v_codes, &a.scales}) want_contiguous(op, "out", *out);
+  HYSPARSE_CHECK(a.rows || a.k.dim(0) == 0, "{}: no rows", op);
+  for (int64_t i = 0; i < a.k.dim(0); ++i)
+    HYSPARSE_CHECK(a.rows[i] >= 0 && a.rows[i] < a.k_codes.dim(0), "{}: row {} of {}", op, a.rows[i],
+                   a.k_codes.describe());
+  return t;
 }
 
 DType check_args(const SwigluForward& a) {

@@ -18,6 +18,7 @@ DType check_args(const Add&);
 void check_args(const Cast&);
 DType check_args(const GatherRows&);
 void check_args(const ScatterRows&);
+DType check_args(const QuantiseKv&);
 DType check_args(const SwigluForward&);
 DType check_args(const SwigluBackward&);
 DType check_args(const AttentionForward&);

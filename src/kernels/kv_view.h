@@ -19,6 +19,8 @@ namespace hysparse {
 //               p >= past_len[s]: row cu_q[s] + (p - past_len[s]) of fresh_k/fresh_v [tokens, Hkv, d|dv]
 // Everything past kv_len is undefined memory (NaN in tests) and must not influence any result.
 // The innermost dimension is dense; the others are read through strides.
+// Pages may be in 8 bits (i8 or f8, k and v alike): an element is code * scale, each row of a head has two
+// scales, of k and of v (kernels/quantise.h). Whoever reads such a view reads the new rows in 8 bits, too.
 struct KvView {
   enum class Kind : uint8_t { contiguous, paged, ring };
   Kind kind = Kind::contiguous;
@@ -26,12 +28,17 @@ struct KvView {
   const int64_t* cu_kv = nullptr;       // contiguous: [S + 1]
   const int32_t* page_table = nullptr;  // paged: [S, page_table_stride]
   int64_t page_table_stride = 0;
-  int64_t page_size = 0;          // a multiple of the selection block
+  int64_t page_size = 0;  // a multiple of the selection block
+  TensorView scales;      // pages in 8 bits: [pages, page_size, Hkv, 2] bf16
+  // Of pages in 8 bits, optional: this object and no other as long as the rows of the view are the same, so
+  // that a backend may keep what it has made of them.
+  std::shared_ptr<const void> version;
   TensorView fresh_k, fresh_v;    // ring
   const int32_t* slot = nullptr;  // ring: [S]
   int64_t ring_len = 0;           // ring: >= window
 
   explicit operator bool() const { return bool(k); }
+  bool in_8_bits() const { return bool(scales); }
   int64_t heads() const { return k.dim(k.rank - 2); }
   int64_t head_dim() const { return k.dim(k.rank - 1); }
   int64_t v_head_dim() const { return v.dim(v.rank - 1); }

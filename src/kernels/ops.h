@@ -129,6 +129,17 @@ struct ScatterRows {
   const int64_t* rows;  // [n] host, each in [0, m) and there once; or -1: that row is left out
   std::span<const Pair> pairs;
 };
+// Rows of K and V in 8 bits to where a cache keeps them: code and scale of row rows[i] from row i, of each
+// head of k and of v for itself. scale = the smallest power of two that is at least the row's largest
+// magnitude / 127 (i8) or / 448 (f8), code = the nearest value of x / scale, ties to even; 0 both where the
+// scale would be below 2^-126. So code * scale is exact in bf16, and what is widened is what was stored. A
+// row with an element that is not finite gets a scale of NaN, so that it reads as NaN.
+struct QuantiseKv {
+  TensorView k, v;              // [n, Hkv, d|dv] T
+  const int64_t* rows;          // [n] host, each in [0, m) and there once
+  TensorView k_codes, v_codes;  // out [m, Hkv, d|dv] i8, or f8 both; contiguous
+  TensorView scales;            // out [m, Hkv, 2] bf16, of k and of v; contiguous
+};
 struct SwigluForward {     // h = silu(gate) * up
   TensorView gate, up, h;  // [n, f] T; h may be gate or up
 };
@@ -139,6 +150,8 @@ struct SwigluBackward {
 };
 
 // ---- attention
+
+// Forwards read K and V of T or, in pages, of 8 bits (kernels/kv_view.h).
 
 // Causal softmax attention over all keys 0..position of the sequence. No sink.
 struct AttentionForward {
@@ -448,6 +461,10 @@ class Ops {
   // What the default composites keep of scores or logits at a time.
   virtual int64_t chunk_bytes() const { return int64_t(64) << 20; }
 
+  // The most that reading pages in 8 bits takes beside them, where a row of K and V takes `row_bytes` in T
+  // and sequences have up to `context` of them.
+  virtual int64_t widened_bytes(int64_t /*row_bytes*/, int64_t /*context*/) const { return 0; }
+
   // Brings a matrix that will only be read from now on into the order that products read fastest, in place;
   // results do not change by a bit. Leaves it alone where there is no such order. A weight with a gradient is
   // refused.
@@ -463,6 +480,7 @@ class Ops {
   virtual void add(Runtime&, const Add&) const = 0;
   virtual void cast(Runtime&, const Cast&) const = 0;
   virtual void gather_rows(Runtime&, const GatherRows&) const = 0;
+  virtual void quantise_kv(Runtime&, const QuantiseKv&) const = 0;
   virtual void swiglu(Runtime&, const SwigluForward&) const = 0;
   virtual void swiglu_backward(Runtime&, const SwigluBackward&) const = 0;
   virtual void attention(Runtime&, const AttentionForward&) const = 0;

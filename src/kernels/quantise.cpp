@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 namespace hysparse {
 namespace {
@@ -61,6 +63,28 @@ bool quantise_rows_f8(const float* src, int64_t rows, int64_t in, f8* value, flo
       value[i] = f8_of(finite ? std::clamp(src[i] * inverse, -448.0f, 448.0f) : 0.0f);
   }
   return finite;
+}
+
+void quantise_kv_row(const float* x, int64_t n, DType code, void* codes, bf16* scale) {
+  uint32_t top = 0;  // bits of magnitudes order as the magnitudes do, NaN above all
+  for (int64_t i = 0; i < n; ++i) top = std::max(top, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
+  const bool finite = top < 0x7f800000u;
+  // 127 = 1.984375 * 2^6, 448 = 1.75 * 2^8
+  const uint32_t highest = code == DType::i8 ? 0x7e0000u : 0x600000u;
+  const int exponent =
+      static_cast<int>(top >> 23) - (code == DType::i8 ? 6 : 8) + ((top & 0x7fffffu) > highest);
+  if (!finite || exponent < 1) {
+    *scale = finite ? bf16() : bf16(std::numeric_limits<float>::quiet_NaN());
+    std::memset(codes, 0, static_cast<size_t>(n));
+    return;
+  }
+  scale->bits = static_cast<uint16_t>(exponent << 7);
+  const float inverse = std::bit_cast<float>(static_cast<uint32_t>(254 - exponent) << 23);
+  if (code == DType::i8)
+    for (int64_t i = 0; i < n; ++i)
+      static_cast<int8_t*>(codes)[i] = static_cast<int8_t>(std::nearbyint(x[i] * inverse));
+  else
+    for (int64_t i = 0; i < n; ++i) static_cast<f8*>(codes)[i] = f8_of(x[i] * inverse);
 }
 
 void widen_f8(const Weight& weight, int64_t row, float* dst) {

@@ -1,6 +1,6 @@
-// Weights in 8 bits; an element is value * scale. As integers (i8), groups of kQuantGroup neighbours of a row
-// share a scale, symmetric about 0. As f8, which has exponents of its own, a row has one scale: a product can
-// be made of the values alone and scaled in the end.
+// Numbers in 8 bits: weights, and the rows of a KV cache. Of weights an element is value * scale. As integers
+// (i8), groups of kQuantGroup neighbours of a row share a scale, symmetric about 0. As f8, which has
+// exponents of its own, a row has one scale: a product can be made of the values alone and scaled in the end.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,9 @@ bool quantise_rows(const float* src, int64_t rows, int64_t in, int8_t* value, fl
 // The same for f8: scales [rows], scale = largest magnitude of the row / 448, so that an element is off by at
 // most 1 / 16 of itself, or scale / 1024 where that is more.
 bool quantise_rows_f8(const float* src, int64_t rows, int64_t in, f8* value, float* scales);
+
+// What QuantiseKv (kernels/ops.h) makes of one row of n elements: n codes of `code` (i8 or f8) and the scale.
+void quantise_kv_row(const float* x, int64_t n, DType code, void* codes, bf16* scale);
 
 // Row `row` of a weight in f8 in f32.
 void widen_f8(const Weight& weight, int64_t row, float* dst);

@@ -38,6 +38,18 @@ LayerPlan build_layer_plan(const ModelConfig& config) {
   return plan;
 }
 
+const std::vector<std::pair<KvDtype, std::string_view>>& EnumNames<KvDtype>::list() {
+  static const std::vector<std::pair<KvDtype, std::string_view>> names{
+      {KvDtype::compute, "auto"}, {KvDtype::int8, "int8"}, {KvDtype::fp8, "fp8"}};
+  return names;
+}
+
+KvDtype parse_kv_dtype(std::string_view option, std::string_view name) {
+  for (const auto& [value, known] : EnumNames<KvDtype>::list())
+    if (known == name) return value;
+  throw expected_error(std::string(option), "auto, int8 or fp8", std::string(name));
+}
+
 int64_t checked_product(int64_t a, int64_t b, const char* what) {
   int64_t out = 0;
   if (__builtin_mul_overflow(a, b, &out))
@@ -56,11 +68,12 @@ int64_t KvBytes::at(int64_t context) const {
   return checked_sum(checked_product(per_token, context, "KV cache bytes"), rings, "KV cache bytes");
 }
 
-KvBytes kv_bytes(const ModelConfig& config, const LayerPlan& plan, int dtype_bytes) {
+KvBytes kv_bytes(const ModelConfig& config, const LayerPlan& plan, int dtype_bytes, KvDtype kv) {
   const int64_t row = config.kv_heads() * (config.d() + config.dv()) * dtype_bytes;
+  const int64_t in_page = kv == KvDtype::compute ? row : config.kv_heads() * (config.d() + config.dv() + 4);
   KvBytes bytes;
   for (const LayerPlanEntry& entry : plan) {
-    if (entry.kind == LayerKind::full) bytes.per_token += row;
+    if (entry.kind == LayerKind::full) bytes.per_token += in_page;
     if (entry.own_window_kv)
       bytes.rings = checked_sum(bytes.rings, checked_product(row, entry.window, "ring bytes"), "ring bytes");
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/kv_dtype.h"
 
 namespace hysparse {
 
@@ -31,13 +32,15 @@ LayerPlan build_layer_plan(const ModelConfig& config);
 int64_t checked_product(int64_t a, int64_t b, const char* what);
 int64_t checked_sum(int64_t a, int64_t b, const char* what);
 
-// Bytes of KV cache at `context` tokens a sequence, element of `dtype_bytes` (2 = bf16).
+// Bytes of KV cache at `context` tokens a sequence, element of `dtype_bytes` (2 = bf16) but for pages in 8
+// bits: there a row of a head is d codes and two bytes of scale.
 struct KvBytes {
   int64_t per_token = 0;              // what one more token adds
   int64_t rings = 0;                  // constant
   int64_t at(int64_t context) const;  // Error(input) where it would pass int64
 };
-KvBytes kv_bytes(const ModelConfig& config, const LayerPlan& plan, int dtype_bytes);
+KvBytes kv_bytes(const ModelConfig& config, const LayerPlan& plan, int dtype_bytes,
+                 KvDtype kv = KvDtype::compute);
 
 // `config` with another attention kind (its twin): same backbone, other layer_types (replace_layout).
 ModelConfig twin(const ModelConfig& config, AttentionKind kind);

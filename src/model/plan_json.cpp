@@ -48,6 +48,9 @@ std::string plan_report_json(const ModelConfig& config, const PlanReport& r, DTy
     out["kv_cache"][std::string(enum_name(kv.kind))] = entry;
   }
   out["kv_cache"]["this_config"] = kv_json(r.own, r.own_at_context, r.own_smaller);
+  out["kv_cache"]["this_config_int8_or_fp8"] =
+      kv_json(r.own_8_bits, r.own_8_bits_at_context,
+              static_cast<double>(r.kv[0].at_context) / static_cast<double>(r.own_8_bits_at_context));
   out["flops_per_token"] = {{"this_config", flops_json(r.flops)}, {"full", flops_json(r.flops_full)}};
   Json& memory = out["training_memory"];
   memory = {{"ranks", r.ranks},

@@ -227,6 +227,8 @@ PlanReport make_plan_report(const ModelConfig& config, int64_t context, int64_t 
   r.own = kv_bytes(config, plan, kv_dtype_bytes);
   r.own_at_context = product(r.own.at(context), batch);
   r.own_smaller = full / static_cast<double>(r.own_at_context);
+  r.own_8_bits = kv_bytes(config, plan, kv_dtype_bytes, KvDtype::int8);
+  r.own_8_bits_at_context = product(r.own_8_bits.at(context), batch);
 
   const ModelConfig full_twin = twin(config, AttentionKind::full);
   const LayerPlan full_plan = build_layer_plan(full_twin);

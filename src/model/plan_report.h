@@ -63,6 +63,8 @@ struct PlanReport {
   KvBytes own;  // of the config as it is
   int64_t own_at_context = 0;
   double own_smaller = 1.0;
+  KvBytes own_8_bits;  // with the pages of its full layers in int8 or fp8
+  int64_t own_8_bits_at_context = 0;
   FlopsReport flops, flops_full;   // as it is, and its full-attention twin
   std::vector<std::string> notes;  // what a reader should know about these numbers
   TrainingMemory training;         // micro-batch of `batch` rows of `context` tokens

@@ -263,6 +263,36 @@ TEST_F(Cli, IdsBeyondTheTokenizerAreNeverGenerated) {
   EXPECT_EQ(count, 100) << r.output;
 }
 
+// A cache in 8 bits: the same text whatever the chunks, through every command that has a cache.
+TEST_F(Cli, KvCacheIn8Bits) {
+  const std::string model = " --model " + path("run/model"),
+                    text = " --prompt \"Line 1: the quick\" --max-new-tokens 20";
+  write_text(path("one.jsonl"), R"({"prompt": "a"})"
+                                "\n");
+  for (const std::string kv : {" --kv-cache-dtype int8", " --kv-cache-dtype fp8"}) {
+    const std::string generate = "generate" + model + text + kv;
+    const Result whole = run(generate), cut = run(generate + " --chunk 1"),
+                 f64 = run(generate + " --dtype f64");
+    EXPECT_EQ(whole.code, 0) << whole.output;
+    EXPECT_EQ(whole.output, cut.output);
+    EXPECT_EQ(f64.code, 0) << f64.output;
+    const std::string perplexity = "perplexity" + model + " --json --input " + path("text.txt") + kv;
+    const Result score = run(perplexity), chunks = run(perplexity + " --chunk 7");
+    EXPECT_EQ(score.code, 0) << score.output;
+    EXPECT_EQ(score.output, chunks.output);
+    const Result table = run("batch --stats --max-new-tokens 2" + model + " " + path("one.jsonl") + kv);
+    EXPECT_EQ(table.code, 0) << table.output;
+    EXPECT_NE(table.output.find(kv == " --kv-cache-dtype int8" ? "tokens of full layers, in int8"
+                                                               : "tokens of full layers, in fp8"),
+              std::string::npos)
+        << table.output;
+  }
+  for (const std::string command :
+       {"generate", "batch", "serve", "perplexity --input x", "eval choice x", "eval ruler", "bench decode"})
+    expect_bad(command + (command.starts_with("bench") ? "" : model) + " --kv-cache-dtype int4",
+               "--kv-cache-dtype");
+}
+
 TEST_F(Cli, GenerateRefusesCountsThatMeanNothing) {
   const std::string generate = "generate --model " + path("run/model") + " --prompt a ";
   expect_bad(generate + "--max-new-tokens -2", "--max-new-tokens");

@@ -31,6 +31,18 @@ def make_pages(lengths, hkv, d, dv, page):
     return k, v, table.cuda(), ks, vs
 
 
+def to_codes(k, v, table, ks, vs, code):
+    """The same in 8 bits; ks and vs become what codes and scales say."""
+    k8, v8 = hd.in_8_bits(k, v, code)
+    wide = [k8.wide(0), v8.wide(1)]
+    page = k.shape[1]
+    for b in range(len(ks)):
+        n = ks[b].shape[0]
+        at = table[b, : (n + page - 1) // page].long()
+        ks[b], vs[b] = (w[at].flatten(0, 1)[:n] for w in wide)
+    return k8, v8
+
+
 def softmax(q, k, v, scale, sink=None):
     """q [Hq, d], k, v [n, Hkv, dim] -> o [Hq, dv], logits [Hkv, R, n], lse [Hq]; float64."""
     hq, hkv = q.shape[0], k.shape[1]
@@ -43,9 +55,12 @@ def softmax(q, k, v, scale, sink=None):
     return torch.einsum("grs,sgd->grd", p, v.double()).reshape(hq, -1), logits, lse.reshape(hq)
 
 
-def full_case(name, lengths, hq, hkv, d, dv, page=64, block=64, entries=16, first=False, diagonal=False, spare=100):
+def full_case(name, lengths, hq, hkv, d, dv, page=64, block=64, entries=16, first=False, diagonal=False, spare=100, code=None):
     torch.manual_seed(hq + d + page + len(lengths))
     k, v, table, ks, vs = make_pages(lengths, hkv, d, dv, page)
+    if code:
+        k, v = to_codes(k, v, table, ks, vs, code)
+        name += f" {code}"
     q = torch.randn(len(lengths), hq, d, device="cuda").mul_(2).bfloat16()
     kv_len = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     longest = max(lengths) + spare
@@ -83,10 +98,13 @@ def full_case(name, lengths, hq, hkv, d, dv, page=64, block=64, entries=16, firs
     return not bad
 
 
-def sparse_case(name, lengths, hq, hkv, d, dv, page=64, block=64, entries=16, window=128, ring=128, fresh=True, sinks=True, channels=False, gates=True):
+def sparse_case(name, lengths, hq, hkv, d, dv, page=64, block=64, entries=16, window=128, ring=128, fresh=True, sinks=True, channels=False, gates=True, code=None):
     """ring 0: the window reads the shared K and V; window 0 or entries 0: without that branch."""
     torch.manual_seed(hq + d + page + len(lengths) + block)
     k, v, table, ks, vs = make_pages(lengths, hkv, d, dv, page)
+    if code:
+        k, v = to_codes(k, v, table, ks, vs, code)
+        name += f" {code}"
     n_seq = len(lengths)
     q = torch.randn(n_seq, hq, d, device="cuda").mul_(2).bfloat16()
     kv_len = torch.tensor(lengths, dtype=torch.int32, device="cuda")
@@ -204,6 +222,19 @@ def run():
     results.append(sparse_case("longer ring, window 300", [700, 64, 301], 8, 2, 128, 128, window=300, ring=333))
     results.append(sparse_case("no sinks, channel gates", [700, 64, 1], 8, 2, 128, 128, sinks=False, channels=True))
     results.append(sparse_case("batch 256", [17 * i % 900 + 1 for i in range(256)], 4, 1, 128, 128))
+    for code in ("int8", "fp8"):
+        for d, dv in ((128, 128), (64, 64), (96, 96), (192, 128), (48, 32)):
+            results.append(full_case(f"d{d}/{dv}", [1, 2, 15, 63, 64, 65, 129, 511, 512, 513, 1000, 4097], 8, 2, d, dv, code=code))
+            results.append(sparse_case(f"d{d}/{dv}", [1, 2, 15, 63, 64, 65, 129, 300, 1000, 4097], 8, 2, d, dv, code=code))
+        for r in (1, 7, 16):
+            results.append(full_case(f"R{r}", [700, 33], 2 * r, 2, 128, 128, code=code))
+            results.append(sparse_case(f"R{r}", [700, 33], 2 * r, 2, 128, 128, code=code))
+        results.append(full_case("long", [70000], 8, 2, 64, 64, block=16, entries=64, code=code))
+        results.append(full_case("page 48", [700, 100], 8, 2, 128, 128, page=48, code=code))
+        results.append(full_case("batch 256", [17 * i % 900 + 1 for i in range(256)], 4, 1, 128, 128, code=code))
+        results.append(sparse_case("block 3 x 100", [9000, 700, 5], 8, 2, 128, 128, page=96, block=3, entries=100, code=code))
+        results.append(sparse_case("no window", [700, 64, 1], 8, 2, 128, 128, window=0, code=code))
+        results.append(sparse_case("shared window", [700, 64, 1], 8, 2, 128, 128, ring=0, code=code))
     results.append(idle_slots())
     results.append(graph_with_growing_lengths())
     return results

@@ -33,6 +33,16 @@ def test_many_at_once_say_what_generate_says(exact, engine):
     assert stats["healthy"] == 1 and stats["context"] == 256 and stats["pages_used"] == stats["pages_cached"]
 
 
+def test_a_cache_in_8_bits_says_what_generate_says_with_one(exact):
+    alone = [exact.generate(p, kv_cache_dtype="int8", **OPTIONS) for p in PROMPTS]
+    with hysparse.Engine(exact, kv_bytes=2_000_000, page_size=16, max_sequences=3, kv_cache_dtype="int8") as e:
+        for _ in range(2):
+            assert [c[0].tokens for c in e.generate(PROMPTS, **OPTIONS)] == [a.tokens for a in alone]
+        pages = e.stats()["pages"]
+    with hysparse.Engine(exact, kv_bytes=2_000_000, page_size=16, max_sequences=3) as e:
+        assert pages > 1.5 * e.stats()["pages"]
+
+
 def test_choices_differ_and_repeat(engine):
     first, again = (engine.submit("line", n=4, **OPTIONS).finish() for _ in range(2))
     assert first == again and len({tuple(c.tokens) for c in first}) > 1
@@ -62,7 +72,7 @@ def test_what_can_never_be_served_is_refused_at_once(exact, engine):
         engine.submit([1] * 257)
     with pytest.raises(TypeError):
         engine.submit(None)
-    for bad in ({"kv_bytes": 10}, {"page_size": 9}, {"step_tokens": 0}, {"speculate": -1}):
+    for bad in ({"kv_bytes": 10}, {"page_size": 9}, {"step_tokens": 0}, {"speculate": -1}, {"kv_cache_dtype": "int4"}):
         with pytest.raises(hysparse.Error):
             hysparse.Engine(exact, **bad)
 

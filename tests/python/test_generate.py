@@ -19,6 +19,8 @@ VARIANTS = {
     "short": {"max_new_tokens": 3},
     "context": {"context": 40},
     "chunk": {"chunk": 4},
+    "int8": {"kv_cache_dtype": "int8"},
+    "fp8": {"kv_cache_dtype": "fp8", "chunk": 7},
     "endless": {"max_new_tokens": -1, "ignore_eos": True},
 }
 

@@ -59,11 +59,14 @@ HWY_INLINE void Add(int n, int width, const float* const* p, const void* const* 
   for (; column < width; column += kLanes) AddBlock<M, 1, T>(n, column, p, rows, c, fetch);
 }
 template <int M>
-void AddRowsTo(int n, int width, const float* const* p, const void* const* rows, bool is_bf16,
-               float* const* c, Fetcher& fetch) {
-  is_bf16 ? Add<M, bf16>(n, width, p, rows, c, fetch) : Add<M, float>(n, width, p, rows, c, fetch);
+void AddRowsTo(int n, int width, const float* const* p, const void* const* rows, DType type, float* const* c,
+               Fetcher& fetch) {
+  if (type == DType::f32) Add<M, float>(n, width, p, rows, c, fetch);
+  if (type == DType::bf16) Add<M, bf16>(n, width, p, rows, c, fetch);
+  if (type == DType::i8) Add<M, int8_t>(n, width, p, rows, c, fetch);
+  if (type == DType::f8) Add<M, f8>(n, width, p, rows, c, fetch);
 }
-void AddDirect(int m, int n, int width, TileRows p, const void* const* rows, bool is_bf16, TileRows c,
+void AddDirect(int m, int n, int width, TileRows p, const void* const* rows, DType type, TileRows c,
                Ahead* ahead) {
   Fetcher fetch(ahead, p.row(0));
   for (int i = 0; i < m;) {  // groups of nearly equal size
@@ -74,12 +77,12 @@ void AddDirect(int m, int n, int width, TileRows p, const void* const* rows, boo
       pr[r] = p.row(i + r);
       cr[r] = c.row(i + r);
     }
-    if (count == 1) AddRowsTo<1>(n, width, pr, rows, is_bf16, cr, fetch);
-    if (count == 2) AddRowsTo<2>(n, width, pr, rows, is_bf16, cr, fetch);
-    if (count == 3) AddRowsTo<3>(n, width, pr, rows, is_bf16, cr, fetch);
-    if (count == 4) AddRowsTo<4>(n, width, pr, rows, is_bf16, cr, fetch);
-    if (count == 5) AddRowsTo<5>(n, width, pr, rows, is_bf16, cr, fetch);
-    if (count == 6) AddRowsTo<6>(n, width, pr, rows, is_bf16, cr, fetch);
+    if (count == 1) AddRowsTo<1>(n, width, pr, rows, type, cr, fetch);
+    if (count == 2) AddRowsTo<2>(n, width, pr, rows, type, cr, fetch);
+    if (count == 3) AddRowsTo<3>(n, width, pr, rows, type, cr, fetch);
+    if (count == 4) AddRowsTo<4>(n, width, pr, rows, type, cr, fetch);
+    if (count == 5) AddRowsTo<5>(n, width, pr, rows, type, cr, fetch);
+    if (count == 6) AddRowsTo<6>(n, width, pr, rows, type, cr, fetch);
     i += count;
   }
   fetch.Stop();

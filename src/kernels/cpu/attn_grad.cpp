@@ -44,13 +44,13 @@ void GradTile::layout(Slab& slab, const Shape& shape, int64_t rows, bool gathers
 void GradOps::load_queries(GradTile& t, int64_t token, int64_t tokens, int64_t g, double* sink_sums) const {
   const int r = shape_.r, rows = static_cast<int>(tokens) * r;
   for (int i = 0; i < rows; ++i) t.pointers[i] = address(a_.q, token + i / r, g * r + i % r);
-  kernels_.load_rows(t.pointers, shape_.bf16, rows, shape_.d, static_cast<float>(a_.scale * kLog2e), t.q,
+  kernels_.load_rows(t.pointers, shape_.type(), rows, shape_.d, static_cast<float>(a_.scale * kLog2e), t.q,
                      shape_.dp);
   for (int i = 0; i < rows; ++i) {
     t.pointers[i] = address(a_.d_o, token + i / r, g * r + i % r);
     t.more[i] = address(a_.o, token + i / r, g * r + i % r);
   }
-  kernels_.load_rows(t.pointers, shape_.bf16, rows, shape_.dv, 1.0f, t.d_o, shape_.dvp);
+  kernels_.load_rows(t.pointers, shape_.type(), rows, shape_.dv, 1.0f, t.d_o, shape_.dvp);
   kernels_.dot_rows(t.pointers, t.more, shape_.bf16, rows, shape_.dv, t.delta);
   std::fill_n(t.dq, int64_t(rows) * shape_.dp, 0.0f);
   for (int i = 0; i < rows; ++i) {
@@ -80,9 +80,9 @@ void GradOps::expect_keys(GradTile& t, int64_t s, int64_t p, int n, int64_t g) c
 void GradOps::load_key_rows(GradTile& t, int n) const {
   t.ahead = {};
   t.loaded = n;
-  kernels_.load_transposed(t.k_rows, shape_.bf16, n, shape_.d, t.kt, t.keys);
-  kernels_.load_transposed(t.v_rows, shape_.bf16, n, shape_.dv, t.vt, t.keys);
-  kernels_.load_rows(t.k_rows, shape_.bf16, n, shape_.d, 1.0f, t.k, shape_.dp);
+  kernels_.load_transposed(t.k_rows, shape_.type(), n, shape_.d, t.kt, t.keys);
+  kernels_.load_transposed(t.v_rows, shape_.type(), n, shape_.dv, t.vt, t.keys);
+  kernels_.load_rows(t.k_rows, shape_.type(), n, shape_.d, 1.0f, t.k, shape_.dp);
 }
 
 void GradOps::pair(GradTile& t, int first, int rows, const int32_t* index, bool masked) const {

@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tensor/dtype.h"
+
 namespace hysparse::attn {
 
 inline constexpr int kPad = 16;      // floats; every vector length in use divides it
@@ -76,17 +78,20 @@ struct Kernels {
   void (*gemm)(int m, int n, int depth, TileRows a, ptrdiff_t a_step, const float* b, ptrdiff_t ldb,
                TileRows c, bool accumulate, Ahead* ahead);
 
-  // For few rows, straight from the rows of T: c row i += sum over j < n of p.row(i)[j] * rows[j], in the
-  // order of gemm. The width is a multiple of direct_unit.
-  void (*add_direct)(int m, int n, int width, TileRows p, const void* const* rows, bool bf16, TileRows c,
+  // For few rows, straight from rows of f32, bf16 or codes: c row i += sum over j < n of p.row(i)[j] *
+  // rows[j], in the order of gemm. The width is a multiple of direct_unit.
+  void (*add_direct)(int m, int n, int width, TileRows p, const void* const* rows, DType type, TileRows c,
                      Ahead* ahead);
   int direct_unit;
 
+  // Rows of f32, bf16 or codes (i8, f8: without their scales).
   // dst [n, ld] f32 = factor * rows; columns from width to ld are zeroed.
-  void (*load_rows)(const void* const* rows, bool bf16, int n, int width, float factor, float* dst,
+  void (*load_rows)(const void* const* rows, DType type, int n, int width, float factor, float* dst,
                     ptrdiff_t ld);
   // dst [width, ld] f32: column j is row j; columns from n to padded(n) are zeroed.
-  void (*load_transposed)(const void* const* rows, bool bf16, int n, int width, float* dst, ptrdiff_t ld);
+  void (*load_transposed)(const void* const* rows, DType type, int n, int width, float* dst, ptrdiff_t ld);
+  // s row i, columns [0, padded(n)) *= factor[column]: the scales of codes, at scores or probabilities.
+  void (*scale_columns)(int rows, int n, const float* factor, float* s, ptrdiff_t ld);
   // rows[i][0..width) = factor[i] * src row i, rounded to T.
   void (*store_rows)(const float* src, ptrdiff_t ld, const float* factor, int n, int width, bool bf16,
                      void* const* rows);

@@ -29,14 +29,16 @@ HWY_INLINE void LoadRow(const T* HWY_RESTRICT src, int width, float factor, floa
   for (; j < width; ++j) dst[j] = ToFloat(src[j]) * factor;
   for (; j < ld; ++j) dst[j] = 0;
 }
-void LoadRows(const void* const* rows, bool is_bf16, int n, int width, float factor, float* dst,
-              ptrdiff_t ld) {
-  for (int i = 0; i < n; ++i, dst += ld) {
-    if (is_bf16)
-      LoadRow(static_cast<const bf16*>(rows[i]), width, factor, dst, padded(width));
-    else
-      LoadRow(static_cast<const float*>(rows[i]), width, factor, dst, padded(width));
-  }
+template <class T>
+HWY_INLINE void LoadRowsT(const void* const* rows, int n, int width, float factor, float* dst, ptrdiff_t ld) {
+  for (int i = 0; i < n; ++i, dst += ld)
+    LoadRow(static_cast<const T*>(rows[i]), width, factor, dst, padded(width));
+}
+void LoadRows(const void* const* rows, DType type, int n, int width, float factor, float* dst, ptrdiff_t ld) {
+  if (type == DType::f32) LoadRowsT<float>(rows, n, width, factor, dst, ld);
+  if (type == DType::bf16) LoadRowsT<bf16>(rows, n, width, factor, dst, ld);
+  if (type == DType::i8) LoadRowsT<int8_t>(rows, n, width, factor, dst, ld);
+  if (type == DType::f8) LoadRowsT<f8>(rows, n, width, factor, dst, ld);
 }
 
 // Four rows of four become four columns of four.
@@ -132,6 +134,35 @@ HWY_INLINE int TransposeSquares(const void* const* rows, const bf16*, int width,
   }
   return j;
 }
+template <class T>
+HWY_INLINE int TransposeCodes(const void* const* rows, int width, float* dst, ptrdiff_t ld) {
+  const D8 d;
+  const hn::RebindToUnsigned<D8> du;
+  const hn::Repartition<uint8_t, D8> d8;
+  int j = 0;
+  for (; j + 32 <= width; j += 32) {
+    hn::Vec<decltype(du)> x[8];  // words of four neighbours
+    HYSPARSE_UNROLL
+    for (int i = 0; i < 8; ++i)
+      x[i] = hn::BitCast(du, hn::LoadU(d8, static_cast<const uint8_t*>(rows[i]) + j));
+    Transpose8(du, x);
+    HYSPARSE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      float* out = dst + (j + 4 * i) * ld;
+      hn::StoreU(UpperCode(d, hn::ShiftLeft<24>(x[i]), T()), d, out);
+      hn::StoreU(UpperCode(d, hn::ShiftLeft<16>(x[i]), T()), d, out + ld);
+      hn::StoreU(UpperCode(d, hn::ShiftLeft<8>(x[i]), T()), d, out + 2 * ld);
+      hn::StoreU(UpperCode(d, x[i], T()), d, out + 3 * ld);
+    }
+  }
+  return j;
+}
+HWY_INLINE int TransposeSquares(const void* const* rows, const int8_t*, int width, float* dst, ptrdiff_t ld) {
+  return TransposeCodes<int8_t>(rows, width, dst, ld);
+}
+HWY_INLINE int TransposeSquares(const void* const* rows, const f8*, int width, float* dst, ptrdiff_t ld) {
+  return TransposeCodes<f8>(rows, width, dst, ld);
+}
 #endif
 
 template <class T>
@@ -162,11 +193,18 @@ HWY_INLINE void LoadTransposedT(const void* const* rows, int n, int width, float
     for (int j = 0; j < width; ++j)
       for (int c = n; c < end; ++c) dst[j * ld + c] = 0;
 }
-void LoadTransposed(const void* const* rows, bool is_bf16, int n, int width, float* dst, ptrdiff_t ld) {
-  if (is_bf16)
-    LoadTransposedT<bf16>(rows, n, width, dst, ld);
-  else
-    LoadTransposedT<float>(rows, n, width, dst, ld);
+void LoadTransposed(const void* const* rows, DType type, int n, int width, float* dst, ptrdiff_t ld) {
+  if (type == DType::f32) LoadTransposedT<float>(rows, n, width, dst, ld);
+  if (type == DType::bf16) LoadTransposedT<bf16>(rows, n, width, dst, ld);
+  if (type == DType::i8) LoadTransposedT<int8_t>(rows, n, width, dst, ld);
+  if (type == DType::f8) LoadTransposedT<f8>(rows, n, width, dst, ld);
+}
+
+void ScaleColumns(int rows, int n, const float* factor, float* s, ptrdiff_t ld) {
+  const D d;
+  for (int i = 0; i < rows; ++i, s += ld)
+    for (int j = 0; j < n; j += kLanes)
+      hn::StoreU(hn::Mul(hn::LoadU(d, s + j), hn::LoadU(d, factor + j)), d, s + j);
 }
 
 template <class T>
@@ -374,6 +412,7 @@ void GroupScores(const float* raw, ptrdiff_t ld, const float* maximum, const flo
 void FillRows(Kernels& k) {
   k.load_rows = &LoadRows;
   k.load_transposed = &LoadTransposed;
+  k.scale_columns = &ScaleColumns;
   k.store_rows = &StoreRows;
   k.add_rows = &AddRows;
   k.dot_rows = &DotRows;

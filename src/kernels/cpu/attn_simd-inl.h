@@ -29,6 +29,12 @@ HWY_INLINE float ToFloat(float x) {
 HWY_INLINE float ToFloat(bf16 x) {
   return static_cast<float>(x);
 }
+HWY_INLINE float ToFloat(int8_t x) {
+  return static_cast<float>(x);
+}
+HWY_INLINE float ToFloat(f8 x) {
+  return static_cast<float>(x);
+}
 template <class T>
 HWY_INLINE T FromFloat(float x) {
   return T(x);
@@ -43,6 +49,33 @@ HWY_INLINE hn::Vec<DF> LoadF(DF d, const bf16* p) {
   const hn::RebindToUnsigned<DF> du;
   const hn::Rebind<uint16_t, DF> d16;
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, &p->bits))));
+}
+
+// Codes in the upper 8 bits of a lane. Of f8 the exponent is moved to where f32 has it and lifted by 120,
+// which serves subnormal ones, too; there is no NaN among the codes of a cache.
+template <class DF>
+HWY_INLINE hn::Vec<DF> UpperCode(DF d, hn::Vec<hn::RebindToUnsigned<DF>> u, int8_t) {
+  const hn::RebindToSigned<DF> di;
+  return hn::ConvertTo(d, hn::ShiftRight<24>(hn::BitCast(di, u)));
+}
+template <class DF>
+HWY_INLINE hn::Vec<DF> UpperCode(DF d, hn::Vec<hn::RebindToUnsigned<DF>> u, f8) {
+  const hn::RebindToUnsigned<DF> du;
+  const auto magnitude = hn::ShiftRight<4>(hn::And(u, hn::Set(du, 0x7f000000u)));
+  const auto bits = hn::Or(hn::And(u, hn::Set(du, 0x80000000u)), magnitude);
+  return hn::Mul(hn::BitCast(d, bits), hn::Set(d, 0x1p120f));
+}
+template <class DF>
+HWY_INLINE hn::Vec<DF> LoadF(DF d, const int8_t* p) {
+  const hn::RebindToSigned<DF> di;
+  const hn::Rebind<int8_t, DF> d8;
+  return hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, p)));
+}
+template <class DF>
+HWY_INLINE hn::Vec<DF> LoadF(DF d, const f8* p) {
+  const hn::RebindToUnsigned<DF> du;
+  const hn::Rebind<uint8_t, DF> d8;
+  return UpperCode(d, hn::ShiftLeft<24>(hn::PromoteTo(du, hn::LoadU(d8, &p->bits))), f8());
 }
 
 template <class DF>

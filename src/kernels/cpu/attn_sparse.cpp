@@ -147,7 +147,8 @@ void SparseForward::by_token(const TokenTile& tile, Worker& w) const {
       const int64_t end = std::min((w.entries[e] + 1) * block, position + 1);
       for (int64_t key = w.entries[e] * block; key < end;) {
         const int n = static_cast<int>(std::min<int64_t>(kKeyTile - loaded, end - key));
-        key_rows(a_.kv, b, tile.s, key, n, tile.g, w.tile.k_rows + loaded, w.tile.v_rows + loaded);
+        key_rows(a_.kv, b, tile.s, key, n, tile.g, w.tile.k_rows + loaded, w.tile.v_rows + loaded,
+                 w.tile.scale_rows + loaded);
         key += n;
         loaded += n;
         if (loaded == kKeyTile) flush();

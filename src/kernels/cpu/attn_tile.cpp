@@ -19,7 +19,7 @@ Shape shape_of(const char* op, DType t, const TensorView& q, const KvView& kv) {
   s.dp = static_cast<int>(padded(s.d));
   s.dvp = static_cast<int>(padded(s.dv));
   s.bf16 = t == DType::bf16;
-  s.element = static_cast<int64_t>(size_of(t));
+  s.kv = kv.k.dtype;
   return s;
 }
 
@@ -34,7 +34,7 @@ void for_items(Runtime& rt, int64_t items, int64_t work, const std::function<voi
 }
 
 void key_rows(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, int n, int64_t g,
-              const void** k, const void** v) {
+              const void** k, const void** v, const void** scales) {
   const auto element = static_cast<int64_t>(size_of(kv.k.dtype));
   for (int i = 0; i < n;) {
     const KvView::Row row = kv.row(batch, s, p + i);
@@ -47,13 +47,20 @@ void key_rows(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, 
       k[i + j] = kp + j * k_step;
       v[i + j] = vp + j * v_step;
     }
+    if (kv.in_8_bits() && scales) {
+      const int64_t page = kv.page_table[s * kv.page_table_stride + (p + i) / kv.page_size];
+      const bf16* first = kv.scales.as<bf16>() + page * kv.scales.stride[0] +
+                          (p + i) % kv.page_size * kv.scales.stride[1] + g * kv.scales.stride[2];
+      for (int j = 0; j < run; ++j) scales[i + j] = first + j * kv.scales.stride[1];
+    }
     i += run;
   }
 }
 
 Ahead rows_ahead(const Shape& shape, const void* const* rows, int count) {
   Ahead ahead;
-  ahead.lines = static_cast<int>((std::max(shape.d, shape.dv) * shape.element + 63) / 64);
+  ahead.lines =
+      static_cast<int>((std::max(shape.d, shape.dv) * static_cast<int64_t>(size_of(shape.kv)) + 63) / 64);
   ahead.row = rows;
   ahead.end = rows + count;
   return ahead;
@@ -80,6 +87,9 @@ void Tile::layout(Slab& slab, const Shape& shape, int64_t rows, int64_t key_coun
   pointers = slab.take<const void*>(rows);
   k_rows = slab.take<const void*>(keys);
   v_rows = slab.take<const void*>(keys);
+  scale_rows = slab.take<const void*>(keys);
+  k_scale = slab.take<float>(keys);
+  v_scale = slab.take<float>(keys);
   next_rows = slab.take<const void*>(2 * kKeyTile);
 }
 
@@ -87,7 +97,7 @@ void TileOps::load_queries(Tile& t, const TensorView& q, double scale, int64_t t
                            int64_t g) const {
   const int r = shape_.r, rows = static_cast<int>(tokens) * r;
   for (int i = 0; i < rows; ++i) t.pointers[i] = address(q, token + i / r, g * r + i % r);
-  kernels_.load_rows(t.pointers, shape_.bf16, rows, shape_.d, static_cast<float>(scale * kLog2e), t.q,
+  kernels_.load_rows(t.pointers, shape_.type(), rows, shape_.d, static_cast<float>(scale * kLog2e), t.q,
                      shape_.dp);
   restart(t, rows);
 }
@@ -100,9 +110,11 @@ void TileOps::restart(Tile& t, int64_t rows) const {
 
 void TileOps::set_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g, int64_t oldest) const {
   const int missing = static_cast<int>(std::max<int64_t>(0, oldest - p));
-  key_rows(kv_, batch_, s, p + missing, n - missing, g, t.k_rows + missing, t.v_rows + missing);
+  key_rows(kv_, batch_, s, p + missing, n - missing, g, t.k_rows + missing, t.v_rows + missing,
+           t.scale_rows + missing);
   std::fill_n(t.k_rows, missing, t.k_rows[missing]);
   std::fill_n(t.v_rows, missing, t.v_rows[missing]);
+  std::fill_n(t.scale_rows, missing, t.scale_rows[missing]);
   set_key_rows(t, n);
 }
 
@@ -110,6 +122,14 @@ void TileOps::set_key_rows(Tile& t, int n) const {
   t.loaded = n;
   t.packed_k = t.packed_v = false;
   t.ahead = {};
+  if (!kv_.in_8_bits()) return;
+  for (int i = 0; i < n; ++i) {
+    const auto* scales = static_cast<const bf16*>(t.scale_rows[i]);
+    t.k_scale[i] = static_cast<float>(scales[0]);
+    t.v_scale[i] = static_cast<float>(scales[1]);
+  }
+  std::fill(t.k_scale + n, t.k_scale + padded(n), 0.0f);
+  std::fill(t.v_scale + n, t.v_scale + padded(n), 0.0f);
 }
 
 void TileOps::expect_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const {
@@ -133,10 +153,11 @@ void TileOps::attend_columns(Tile& t, int first, int rows, const int32_t* index,
   // Few rows take the values where they lie: packing them costs as much as some ten rows of products.
   constexpr int kFew = 12;
   const bool few = rows <= kFew && shape_.dv % kernels_.direct_unit == 0;
-  if (!t.packed_k) kernels_.load_transposed(t.k_rows, shape_.bf16, t.loaded, shape_.d, t.kt, t.keys);
+  if (!t.packed_k) kernels_.load_transposed(t.k_rows, shape_.kv, t.loaded, shape_.d, t.kt, t.keys);
   t.packed_k = true;
   kernels_.gemm(rows, static_cast<int>(padded(seen)), shape_.d, q, 1, t.kt + column, t.keys, s, false,
                 &t.ahead);
+  if (kv_.in_8_bits()) kernels_.scale_columns(rows, seen, t.k_scale + column, t.s, t.scores);
 
   SoftmaxTile soft;
   soft.rows = rows;
@@ -159,11 +180,12 @@ void TileOps::attend_columns(Tile& t, int first, int rows, const int32_t* index,
     soft.piece_max = {blocks.raw + first * blocks.ld + p / blocks.block, blocks.ld, index};
   }
   kernels_.softmax(soft);
+  if (kv_.in_8_bits()) kernels_.scale_columns(rows, seen, t.v_scale + column, t.s, t.scores);
   if (few && !t.packed_v) {
-    kernels_.add_direct(rows, seen, shape_.dv, s, t.v_rows + column, shape_.bf16, o, &t.ahead);
+    kernels_.add_direct(rows, seen, shape_.dv, s, t.v_rows + column, shape_.kv, o, &t.ahead);
     return;
   }
-  if (!t.packed_v) kernels_.load_rows(t.v_rows, shape_.bf16, t.loaded, shape_.dv, 1.0f, t.v, shape_.dvp);
+  if (!t.packed_v) kernels_.load_rows(t.v_rows, shape_.kv, t.loaded, shape_.dv, 1.0f, t.v, shape_.dvp);
   t.packed_v = true;
   kernels_.gemm(rows, shape_.dvp, seen, s, 1, t.v + int64_t(column) * shape_.dvp, shape_.dvp, o, true,
                 &t.ahead);

@@ -18,13 +18,14 @@ inline constexpr float kNone = -__builtin_huge_valf();  // the log of nothing
 
 // Extents of a call.
 struct Shape {
-  int64_t n = 0;        // tokens
-  int hq = 0, hkv = 0;  // query and KV heads
-  int r = 0;            // query heads a KV head
-  int d = 0, dv = 0;    // head dims
-  int dp = 0, dvp = 0;  // padded
-  bool bf16 = false;    // T
-  int64_t element = 0;  // bytes of a T
+  int64_t n = 0;                                                  // tokens
+  int hq = 0, hkv = 0;                                            // query and KV heads
+  int r = 0;                                                      // query heads a KV head
+  int d = 0, dv = 0;                                              // head dims
+  int dp = 0, dvp = 0;                                            // padded
+  bool bf16 = false;                                              // T
+  DType kv = DType::f32;                                          // T, or what pages in 8 bits hold
+  DType type() const { return bf16 ? DType::bf16 : DType::f32; }  // T
 };
 // Of a call whose arguments were checked; refuses T other than f32 and bf16.
 Shape shape_of(const char* op, DType t, const TensorView& q, const KvView& kv);
@@ -80,9 +81,10 @@ inline float& lse_at(const TensorView& v, int64_t row, int64_t head) {
   return static_cast<float*>(v.data)[row * v.stride[0] + head];
 }
 
-// Addresses of key and value rows [p, p + n) of sequence s, head g.
+// Addresses of key and value rows [p, p + n) of sequence s, head g; of pages in 8 bits those of their two
+// scales, too, where `scales` is not null.
 void key_rows(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, int n, int64_t g,
-              const void** k, const void** v);
+              const void** k, const void** v, const void** scales = nullptr);
 
 // Fetching of `count` rows of keys or values.
 Ahead rows_ahead(const Shape& shape, const void* const* rows, int count);
@@ -104,11 +106,13 @@ struct Tile {
   const void** pointers = nullptr;  // [rows]
   const void** k_rows = nullptr;    // [keys] the keys and values at hand, as they lie in memory
   const void** v_rows = nullptr;
-  const void** next_rows = nullptr;  // [2 * kKeyTile] those that come next
-  Ahead ahead;                       // where fetching them stands
-  int loaded = 0;                    // keys at hand
-  bool packed_k = false;             // kt holds them
-  bool packed_v = false;             // v does
+  const void** scale_rows = nullptr;             // [keys] where they are in 8 bits, and what lies there:
+  float *k_scale = nullptr, *v_scale = nullptr;  // [keys], 0 up to padded(loaded)
+  const void** next_rows = nullptr;              // [2 * kKeyTile] those that come next
+  Ahead ahead;                                   // where fetching them stands
+  int loaded = 0;                                // keys at hand
+  bool packed_k = false;                         // kt holds them
+  bool packed_v = false;                         // v does
 
   void layout(Slab& slab, const Shape& shape, int64_t rows);
   // For more keys at hand than rows attend to at a time: `rows_at_once` x `columns` scores.
@@ -141,7 +145,7 @@ class TileOps {
   // Keys and values [p, p + n), n <= t.keys, of sequence s are at hand now. Those before `oldest` need not
   // exist: nobody sees them, and the oldest stands in for them.
   void set_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g, int64_t oldest = 0) const;
-  // The same for any rows: t.k_rows[0, n), t.v_rows[0, n).
+  // The same for any rows: t.k_rows[0, n), t.v_rows[0, n) and, in 8 bits, t.scale_rows[0, n).
   void set_key_rows(Tile& t, int n) const;
   // What set_keys will be called for next: fetched from memory while the keys at hand are used. Only a hint.
   void expect_keys(Tile& t, int64_t s, int64_t p, int n, int64_t g) const;

@@ -24,6 +24,7 @@ class CpuOps final : public Ops {
   void add(Runtime& rt, const Add& p) const override { cpu_add(rt, p); }
   void cast(Runtime& rt, const Cast& p) const override { cpu_cast(rt, p); }
   void gather_rows(Runtime& rt, const GatherRows& p) const override { cpu_gather_rows(rt, p); }
+  void quantise_kv(Runtime& rt, const QuantiseKv& p) const override { cpu_quantise_kv(rt, p); }
   void swiglu(Runtime& rt, const SwigluForward& p) const override { cpu_swiglu(rt, p); }
   void swiglu_backward(Runtime& rt, const SwigluBackward& p) const override { cpu_swiglu_backward(rt, p); }
   void attention(Runtime& rt, const AttentionForward& p) const override { cpu_attention(rt, p); }

@@ -200,6 +200,32 @@ void cpu_gather_rows(Runtime& rt, const GatherRows& p) {
   });
 }
 
+void cpu_quantise_kv(Runtime& rt, const QuantiseKv& p) {
+  const DType t = simd_type("quantise_kv", check_args(p));
+  const int64_t heads = p.k.dim(1), d = p.k.dim(2), dv = p.v.dim(2);
+  for_rows(rt, p.k.dim(0), heads * (d + dv), [&](int64_t begin, int64_t end) {
+    std::vector<float> wide(static_cast<size_t>(std::max(d, dv)));
+    const auto part = [&](const TensorView& x, int64_t i, int64_t head, int64_t width,
+                          const TensorView& codes, bf16* scale) {
+      const int64_t at = i * x.stride[0] + head * x.stride[1];
+      const float* from = wide.data();
+      if (t == DType::f32)
+        from = x.as<float>() + at;
+      else
+        std::transform(x.as<bf16>() + at, x.as<bf16>() + at + width, wide.begin(),
+                       [](bf16 y) { return static_cast<float>(y); });
+      quantise_kv_row(from, width, codes.dtype,
+                      static_cast<char*>(codes.data) + (p.rows[i] * heads + head) * width, scale);
+    };
+    for (int64_t i = begin; i < end; ++i)
+      for (int64_t head = 0; head < heads; ++head) {
+        bf16* scales = p.scales.as<bf16>() + (p.rows[i] * heads + head) * 2;
+        part(p.k, i, head, d, p.k_codes, scales);
+        part(p.v, i, head, dv, p.v_codes, scales + 1);
+      }
+  });
+}
+
 void cpu_swiglu(Runtime& rt, const SwigluForward& p) {
   const DType t = simd_type("swiglu", check_args(p));
   for_pieces<3>(rt, {p.gate, p.up, p.h},

@@ -18,6 +18,7 @@ void cpu_rope(Runtime&, const Rope&);
 void cpu_add(Runtime&, const Add&);
 void cpu_cast(Runtime&, const Cast&);
 void cpu_gather_rows(Runtime&, const GatherRows&);
+void cpu_quantise_kv(Runtime&, const QuantiseKv&);
 void cpu_swiglu(Runtime&, const SwigluForward&);
 void cpu_swiglu_backward(Runtime&, const SwigluBackward&);
 void cpu_cross_entropy(Runtime&, const CrossEntropy&);

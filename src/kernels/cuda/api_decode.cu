@@ -29,9 +29,17 @@ int check_heads(const char* what, const Params& p) {
   return HYSPARSE_OK;
 }
 
-int check_pages(const char* what, const hysparse_cuda_pages& kv) {
+int check_pages(const char* what, const hysparse_cuda_pages& kv, int dim, int v_dim) {
   if (!kv.k.data || !kv.v.data || !kv.page_table) return bad(what, "k, v or the page table is null");
   if (kv.page_size < 1) return bad(what, "page_size must be at least 1");
+  if (kv.code == HYSPARSE_CODE_NONE) return HYSPARSE_OK;
+  if (kv.code != HYSPARSE_CODE_INT8 && kv.code != HYSPARSE_CODE_FP8)
+    return bad(what, "unknown code of pages");
+  if (!kv.scales) return bad(what, "pages in 8 bits without scales");
+  if (dim % 16 != 0 || v_dim % 16 != 0 || dim > 192 || v_dim > 128)
+    return fail(HYSPARSE_UNSUPPORTED, std::string(what) +
+                                          ": of pages in 8 bits head dims are multiples of 16, "
+                                          "at most 192/128");
   return HYSPARSE_OK;
 }
 
@@ -39,7 +47,7 @@ int check_full(const hysparse_cuda_decode_full_params* p) {
   constexpr const char* what = "decode of a full layer";
   if (!p) return bad(what, "no parameters");
   if (int e = check_heads(what, *p)) return e;
-  if (int e = check_pages(what, p->kv)) return e;
+  if (int e = check_pages(what, p->kv, p->head_dim, p->v_head_dim)) return e;
   if (p->max_kv_len < 1) return bad(what, "max_kv_len must be at least 1");
   if (!p->o.data) return bad(what, "o is null");
   if (p->entries < 0 || p->entries > 2048) return bad(what, "entries must be 0 to 2048");
@@ -70,7 +78,7 @@ int check_sparse(const hysparse_cuda_decode_sparse_params* p) {
   if (p->window < 0) return bad(what, "window must not be negative");
   if (p->entries == 0 && p->window == 0) return bad(what, "neither a sparse nor a window branch");
   if (p->entries > 0 || (p->window > 0 && p->shared_window))
-    if (int e = check_pages(what, p->kv)) return e;
+    if (int e = check_pages(what, p->kv, p->head_dim, p->v_head_dim)) return e;
   if (p->window > 0 && !p->shared_window) {
     if (!p->ring.k.data || !p->ring.v.data || !p->ring.slot) return bad(what, "ring k, v or slot is null");
     if (p->ring.length < p->window - (p->ring.fresh_k.data ? 1 : 0))

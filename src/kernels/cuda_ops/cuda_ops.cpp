@@ -8,6 +8,7 @@
 #include "kernels/cuda_ops/experts.h"
 #include "kernels/cuda_ops/fast_attention.h"
 #include "kernels/cuda_ops/few_rows.h"
+#include "kernels/cuda_ops/kv_8_bits.h"
 #include "kernels/cuda_ops/memory.h"
 
 namespace hysparse {
@@ -22,6 +23,7 @@ class CudaOps final : public Ops {
   CudaOps(CudaMemoryKind kind, bool deterministic)
       : cuda_(cuda_library()), memory_(cuda_memory(kind)), kind_(kind) {
     resident_.deterministic = deterministic;
+    resident_.managed = kind == CudaMemoryKind::managed ? 1 : 0;
   }
   std::string name() const override { return "cuda"; }
   Memory& memory() const override { return memory_; }
@@ -129,6 +131,10 @@ class CudaOps final : public Ops {
           "scatter_rows");
     }
   }
+  void quantise_kv(Runtime&, const QuantiseKv& a) const override { cuda_calls::quantise_kv(resident_, a); }
+  int64_t widened_bytes(int64_t row_bytes, int64_t context) const override {
+    return cuda_calls::widened_bytes(row_bytes, context);
+  }
   void repeat(Runtime&, const RepeatedStep& step, const std::function<void()>& body) const override {
     if (kind_ == CudaMemoryKind::managed) return body();  // tests: its copies wait for the GPU
     resident_.recorder.run(step, body);
@@ -158,6 +164,11 @@ class CudaOps final : public Ops {
                 "swiglu_backward");
   }
   void attention(Runtime& rt, const AttentionForward& a) const override {
+    if (a.kv.in_8_bits()) {
+      check_args(a);
+      const ArenaScope scope(scratch_of(rt));
+      return cuda_calls::attention_8_bits(resident_, rt, a, [&](const auto& wide) { attention(rt, wide); });
+    }
     cuda_calls::attention(resident_, rt, a);
   }
   void attention_backward(Runtime& rt, const AttentionBackward& a) const override {
@@ -170,12 +181,22 @@ class CudaOps final : public Ops {
     cuda_calls::random_scores(resident_, rt, a);
   }
   void sparse_attention(Runtime& rt, const SparseAttentionForward& a) const override {
+    if (a.kv.in_8_bits()) {
+      check_args(a);
+      return cuda_calls::sparse_attention_8_bits(resident_, rt, a,
+                                                 [&](const auto& wide) { sparse_attention(rt, wide); });
+    }
     cuda_calls::sparse_attention(resident_, rt, a);
   }
   void sparse_attention_backward(Runtime& rt, const SparseAttentionBackward& a) const override {
     cuda_calls::sparse_attention_backward(resident_, rt, a);
   }
   void window_attention(Runtime& rt, const WindowAttentionForward& a) const override {
+    if (a.kv.in_8_bits()) {
+      check_args(a);
+      return cuda_calls::window_attention_8_bits(resident_, rt, a,
+                                                 [&](const auto& wide) { window_attention(rt, wide); });
+    }
     cuda_calls::window_attention(resident_, rt, a);
   }
   void window_attention_backward(Runtime& rt, const WindowAttentionBackward& a) const override {
@@ -184,6 +205,9 @@ class CudaOps final : public Ops {
   void attention_select(Runtime& rt, const AttentionSelect& a) const override {
     check_args(a.attention);
     const ArenaScope scope(scratch_of(rt));
+    if (a.attention.kv.in_8_bits())
+      return cuda_calls::attention_select_8_bits(resident_, rt, a,
+                                                 [&](const auto& wide) { attention_select(rt, wide); });
     if (!cuda_calls::fast_decode(resident_, rt, a.attention, &a) &&
         !cuda_calls::fast_attention_select(resident_, rt, a))
       Ops::attention_select(rt, a);
@@ -192,6 +216,9 @@ class CudaOps final : public Ops {
     check_args(a.sparse);
     if (a.window) check_args(*a.window);
     const ArenaScope scope(scratch_of(rt));
+    if (a.sparse.kv.in_8_bits())
+      return cuda_calls::sparse_window_gated_8_bits(resident_, rt, a,
+                                                    [&](const auto& wide) { sparse_window_gated(rt, wide); });
     if (!cuda_calls::fast_decode(resident_, rt, a)) Ops::sparse_window_gated(rt, a);
   }
   void gated_sum(Runtime&, const GatedSumForward& a) const override {

@@ -14,9 +14,11 @@ bool one_token_each(const RaggedBatch& batch) {
 hysparse_cuda_rows rows_of(const TensorView& t) {
   return {t.data, t.stride[0], t.stride[1], t.stride[2]};
 }
+// Rows of 16-byte pieces.
 bool aligned_groups(const TensorView& t) {
-  return t.rank == 4 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride[0] % 8 == 0 &&
-         t.stride[1] % 8 == 0 && t.stride[2] % 8 == 0;
+  const int64_t piece = 16 / static_cast<int64_t>(size_of(t.dtype));
+  return t.rank == 4 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride[0] % piece == 0 &&
+         t.stride[1] % piece == 0 && t.stride[2] % piece == 0;
 }
 
 bool heads_suit(const TensorView& q, const KvView& kv) {
@@ -36,6 +38,10 @@ hysparse_cuda_pages pages_of(Resident& resident, const RaggedBatch& batch, const
       kv.page_table, static_cast<size_t>(batch.sequences()) * static_cast<size_t>(kv.page_table_stride));
   pages.page_table_stride = kv.page_table_stride;
   pages.page_size = static_cast<int32_t>(kv.page_size);
+  if (kv.in_8_bits()) {
+    pages.code = kv.k.dtype == DType::i8 ? HYSPARSE_CODE_INT8 : HYSPARSE_CODE_FP8;
+    pages.scales = kv.scales.data;
+  }
   return pages;
 }
 

@@ -24,7 +24,7 @@ namespace hysparse {
   X(embedding_backward) X(rope) X(add) X(cast) X(gather_rows) X(rmsnorm) X(rmsnorm_backward_workspace)      \
   X(rmsnorm_backward) X(swiglu) X(swiglu_backward) X(gated_sum) X(gated_sum_backward) X(matmul)             \
   X(linear_group) X(draw_tokens) X(finish_product) X(column_sums) X(cross_entropy) X(adamw) X(sum_squares) X(plain_attention)              \
-  X(plain_attention_backward) X(select_blocks) X(random_scores) X(kernel_name) X(scatter_rows)             \
+  X(plain_attention_backward) X(select_blocks) X(random_scores) X(kernel_name) X(scatter_rows) X(quantise_kv) X(widen_kv)            \
   X(recorder_create) X(record_begin) X(record_end) X(graph_launch) X(graph_destroy)                         \
   X(route) X(route_backward_workspace) X(route_backward) X(expert_tables_workspace) X(expert_tables)        \
   X(expert_gather) X(expert_sum) X(expert_swiglu) X(expert_swiglu_backward) X(grouped_linear)               \

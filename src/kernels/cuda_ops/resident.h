@@ -86,12 +86,25 @@ struct FastSelection {
   bool backward = false;
 };
 
+// K and V of one call's sequences widened from 8 bits (kv_8_bits.h): the latest, for calls over the same
+// rows.
+struct WidenedKv {
+  std::shared_ptr<void> memory;
+  size_t bytes = 0;
+  std::shared_ptr<const void> version;  // KvView::version
+  DType t = DType::bf16;
+  std::vector<int64_t> rows;
+  std::mutex mutex;
+};
+
 struct Resident {
   bool deterministic = false;
+  int managed = 0;  // the memory that tensors lie in
   std::shared_ptr<BlockPool> pool = std::make_shared<BlockPool>();
   TableCache tables{*pool};
   BatchCache batches;
   Recorder recorder{*pool};
+  WidenedKv widened;
 };
 
 }  // namespace hysparse::cuda_calls

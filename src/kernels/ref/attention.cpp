@@ -46,19 +46,35 @@ Visible selected(const Selection& selection) {
   };
 }
 
-const double* key(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, int64_t g) {
+// A row of n elements; of pages in 8 bits code * scale, in `wide`. which: 0 k, 1 v.
+const double* row_of(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, int64_t g, int which,
+                     std::vector<double>& wide) {
+  const KvView::Row r = kv.row(batch, s, p);
+  const TensorView& t = which == 0 ? *r.k : *r.v;
+  const int64_t at = which == 0 ? r.k_offset + g * r.k_head_stride : r.v_offset + g * r.v_head_stride;
+  if (!kv.in_8_bits()) return t.as<double>() + at;
+  const int32_t page = kv.page_table[s * kv.page_table_stride + p / kv.page_size];
+  const TensorView of_head = kv.scales.at(page).at(p % kv.page_size).at(g);
+  const double scale = static_cast<float>(of_head.as<bf16>()[which]);
+  wide.resize(static_cast<size_t>(t.dim(t.rank - 1)));
+  for (size_t i = 0; i < wide.size(); ++i)
+    wide[i] = scale * (t.dtype == DType::i8 ? static_cast<double>(t.as<int8_t>()[at + int64_t(i)])
+                                            : static_cast<float>(t.as<f8>()[at + int64_t(i)]));
+  return wide.data();
+}
+const double* key(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, int64_t g,
+                  std::vector<double>& wide) {
   if (kv.kind == KvView::Kind::ring)
     HYSPARSE_CHECK(p >= batch.past_len[size_t(s)] - kv.ring_len, "position {} has left the ring", p);
   if (kv.kind == KvView::Kind::paged) {
     const int32_t page = kv.page_table[s * kv.page_table_stride + p / kv.page_size];
     HYSPARSE_CHECK(page >= 0 && page < kv.k.dim(0), "page {} of {}", page, kv.k.dim(0));
   }
-  const KvView::Row r = kv.row(batch, s, p);
-  return r.k->as<double>() + r.k_offset + g * r.k_head_stride;
+  return row_of(kv, batch, s, p, g, 0, wide);
 }
-const double* value(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, int64_t g) {
-  const KvView::Row r = kv.row(batch, s, p);
-  return r.v->as<double>() + r.v_offset + g * r.v_head_stride;
+const double* value(const KvView& kv, const RaggedBatch& batch, int64_t s, int64_t p, int64_t g,
+                    std::vector<double>& wide) {
+  return row_of(kv, batch, s, p, g, 1, wide);
 }
 
 // For every query head h over the keys that it sees:
@@ -71,6 +87,7 @@ void attend(Runtime& rt, const RaggedBatch& batch, const TensorView& q, const Kv
   const std::vector<int64_t> s_of = sequence_of_row(batch);
   rt.pool.parallel_for(batch.tokens(), [&](int64_t row, int) {
     const int64_t s = s_of[size_t(row)], t = position_of(batch, s, row);
+    std::vector<double> wide;
     for (int64_t g = 0; g < hkv; ++g) {
       const std::vector<int64_t> keys = visible(row, t, g);
       double* score = block_scores ? at(block_scores, row, g) : nullptr;
@@ -80,7 +97,7 @@ void attend(Runtime& rt, const RaggedBatch& batch, const TensorView& q, const Kv
         std::vector<double> logit;
         double largest = sink;
         for (int64_t p : keys) {
-          logit.push_back(scale * dot(at(q, row, h), key(kv, batch, s, p, g), d));
+          logit.push_back(scale * dot(at(q, row, h), key(kv, batch, s, p, g, wide), d));
           largest = std::max(largest, logit.back());
         }
         double* out = at(o, row, h);
@@ -92,7 +109,7 @@ void attend(Runtime& rt, const RaggedBatch& batch, const TensorView& q, const Kv
         for (double x : logit) sum += std::exp(x - largest);
         log_sum = largest + std::log(sum);
         for (size_t i = 0; i < keys.size(); ++i) {
-          axpy(std::exp(logit[i] - largest) / sum, value(kv, batch, s, keys[i], g), out, dv);
+          axpy(std::exp(logit[i] - largest) / sum, value(kv, batch, s, keys[i], g, wide), out, dv);
           if (score) score[keys[i] / block] = std::max(score[keys[i] / block], logit[i] - log_sum);
         }
       }
@@ -115,6 +132,7 @@ void attend_backward(Runtime& rt, const BackwardArgs& a, const Visible& visible)
   const int64_t hkv = a.kv.heads(), r = a.q.dim(1) / hkv, d = a.q.dim(2), dv = a.kv.v_head_dim();
   const std::vector<int64_t> s_of = sequence_of_row(a.batch);
   rt.pool.parallel_for(hkv, [&](int64_t g, int) {  // a KV head owns its columns of dk, dv and its heads of dq
+    std::vector<double> unused;                    // no 8 bits here
     for (int64_t row = 0; row < a.batch.tokens(); ++row) {
       const int64_t s = s_of[size_t(row)], t = position_of(a.batch, s, row);
       const std::vector<int64_t> keys = visible(row, t, g);
@@ -126,9 +144,9 @@ void attend_backward(Runtime& rt, const BackwardArgs& a, const Visible& visible)
         std::fill_n(dq, d, 0.0);
         if (lse == -kInf) continue;
         for (int64_t p : keys) {
-          const double* k = key(a.kv, a.batch, s, p, g);
+          const double* k = key(a.kv, a.batch, s, p, g, unused);
           const double prob = std::exp(a.scale * dot(q, k, d) - lse);
-          const double ds = prob * (dot(d_o, value(a.kv, a.batch, s, p, g), dv) - delta);
+          const double ds = prob * (dot(d_o, value(a.kv, a.batch, s, p, g, unused), dv) - delta);
           const int64_t kv_row = a.kv.cu_kv[s] + p;
           axpy(a.scale * ds, k, dq, d);
           axpy(a.scale * ds, q, at(a.dk, kv_row, g), d);

@@ -16,6 +16,7 @@ class RefOps final : public Ops {
   void add(Runtime&, const Add&) const override;
   void cast(Runtime&, const Cast&) const override;
   void gather_rows(Runtime&, const GatherRows&) const override;
+  void quantise_kv(Runtime&, const QuantiseKv&) const override;
   // layers.cpp
   void rmsnorm(Runtime&, const RmsNormForward&) const override;
   void rmsnorm_backward(Runtime&, const RmsNormBackward&) const override;

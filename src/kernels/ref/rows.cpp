@@ -1,5 +1,6 @@
 // Operations that move or rotate rows: embedding, RoPE, add, cast, gather.
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/checks.h"
 #include "kernels/quantise.h"
@@ -114,6 +115,54 @@ void RefOps::cast(Runtime&, const Cast& a) const {
 void RefOps::gather_rows(Runtime&, const GatherRows& a) const {
   require_f64(check_args(a), "gather_rows");
   for (int64_t i = 0; i < a.dst.dim(0); ++i) std::copy_n(at(a.src, a.rows[i]), a.dst.dim(1), at(a.dst, i));
+}
+
+namespace {
+
+// The f8 nearest to x; of two as near, the even one.
+f8 nearest_f8(double x) {
+  f8 best, code;
+  for (int bits = 0; bits < 0x7f; ++bits) {
+    code.bits = static_cast<uint8_t>(bits);
+    const double now = std::fabs(static_cast<float>(code) - std::fabs(x)),
+                 before = std::fabs(static_cast<float>(best) - std::fabs(x));
+    if (now < before || (now == before && bits % 2 == 0)) best = code;
+  }
+  if (std::signbit(x)) best.bits |= 0x80;
+  return best;
+}
+
+void quantise_row(const double* x, int64_t n, const TensorView& codes, int64_t at, bf16& scale) {
+  double largest = 0;
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) {
+    largest = std::max(largest, std::fabs(x[i]));
+    finite = finite && std::isfinite(static_cast<float>(x[i]));
+  }
+  double power = 0x1p-126;
+  while (finite && power * (codes.dtype == DType::i8 ? 127 : 448) < largest) power *= 2;
+  const bool zero = !finite || 0x1p-127 * (codes.dtype == DType::i8 ? 127 : 448) >= largest;
+  scale = !finite ? bf16(NAN) : zero ? bf16() : bf16(static_cast<float>(power));
+  for (int64_t i = 0; i < n; ++i) {
+    const double code = zero ? 0 : x[i] / static_cast<float>(scale);
+    if (codes.dtype == DType::i8)
+      codes.as<int8_t>()[at + i] = static_cast<int8_t>(std::nearbyint(code));
+    else
+      codes.as<f8>()[at + i] = nearest_f8(code);
+  }
+}
+
+}  // namespace
+
+void RefOps::quantise_kv(Runtime&, const QuantiseKv& a) const {
+  require_f64(check_args(a), "quantise_kv");
+  const int64_t heads = a.k.dim(1), d = a.k.dim(2), dv = a.v.dim(2);
+  for (int64_t i = 0; i < a.k.dim(0); ++i)
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t row = a.rows[i] * heads + head;
+      quantise_row(at(a.k, i, head), d, a.k_codes, row * d, a.scales.as<bf16>()[row * 2]);
+      quantise_row(at(a.v, i, head), dv, a.v_codes, row * dv, a.scales.as<bf16>()[row * 2 + 1]);
+    }
 }
 
 }  // namespace ref

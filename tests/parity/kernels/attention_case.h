@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/ops.h"
+#include "kernels/quantise.h"
 #include "parity/kernels/bounds.h"
 #include "parity/kernels/harness.h"
 
@@ -18,11 +19,12 @@ struct AttentionShape {
   std::vector<Sequence> sequences;
   int64_t hq = 4, hkv = 2, d = 32, dv = 32;
   KvView::Kind kind = KvView::Kind::contiguous;
-  int64_t page = 64;     // paged
-  int64_t ring_len = 0;  // ring; 0: all of the past
-  bool gaps = false;     // strided q, k, v and outputs
-  double sigma = 1;      // of q and k
-  double stray = kNaN;   // what lies in cache memory that holds no key
+  int64_t page = 64;        // paged
+  DType code = DType::f32;  // paged: i8, f8: pages in 8 bits; k_of and v_of are what they then say
+  int64_t ring_len = 0;     // ring; 0: all of the past
+  bool gaps = false;        // strided q, k, v and outputs
+  double sigma = 1;         // of q and k
+  double stray = kNaN;      // what lies in cache memory that holds no key
   uint64_t seed = 1;
 };
 
@@ -31,6 +33,7 @@ inline std::string describe(const AttentionShape& s) {
   text += s.kind == KvView::Kind::contiguous ? ", contiguous"
           : s.kind == KvView::Kind::paged    ? ", paged"
                                              : ", ring";
+  if (s.code != DType::f32) text += fmt::format(" in {}", name_of(s.code));
   if (s.gaps) text += ", strided";
   for (const Sequence& q : s.sequences) text += fmt::format(", {}+{}", q.past, q.q);
   return text;
@@ -68,8 +71,14 @@ class AttentionInputs {
   KvView kv(int side) const {
     KvView view;
     view.kind = shape.kind;
-    view.k = k()[side];
-    view.v = v()[side];
+    if (in_8_bits()) {
+      view.k = eight_[size_t(side)][0];
+      view.v = eight_[size_t(side)][1];
+      view.scales = eight_[size_t(side)][2];
+    } else {
+      view.k = k()[side];
+      view.v = v()[side];
+    }
     view.cu_kv = cu_kv_.data();
     view.page_table = table_.data();
     view.page_table_stride = table_stride_;
@@ -82,6 +91,7 @@ class AttentionInputs {
     }
     return view;
   }
+  bool in_8_bits() const { return shape.code != DType::f32; }
   int64_t n() const { return batch.tokens(); }
   int64_t group() const { return shape.hq / shape.hkv; }
   int64_t kv_rows() const { return k()[0].dim(0); }
@@ -112,6 +122,44 @@ class AttentionInputs {
   // Copies position p of sequence s into row `row` of flat storage.
   static void put(Values& storage, int64_t row, const Values& from, int64_t p, int64_t width) {
     std::copy_n(from.begin() + p * width, width, storage.begin() + row * width);
+  }
+  // The row's code and scale at row `row` of a head's storage; the numbers become what those say.
+  static void quantise(double* x, int64_t n, DType code, std::byte* codes, bf16* scale) {
+    const std::vector<float> single(x, x + n);
+    quantise_kv_row(single.data(), n, code, codes, scale);
+    for (int64_t i = 0; i < n; ++i)
+      x[i] = static_cast<double>(static_cast<float>(*scale)) *
+             (code == DType::i8 ? static_cast<double>(reinterpret_cast<int8_t*>(codes)[i])
+                                : static_cast<float>(reinterpret_cast<f8*>(codes)[i]));
+  }
+  void place_in_8_bits(const std::vector<int32_t>& order, int64_t pages) {
+    const int64_t heads = shape.hkv, rows = pages * shape.page;
+    std::vector<std::byte> k(size_t(rows * heads * shape.d), std::byte(0x35)),
+        v(size_t(rows * heads * shape.dv), std::byte(0x35));
+    std::vector<bf16> scales(size_t(rows * heads * 2), bf16(static_cast<float>(shape.stray)));
+    size_t next = 0;
+    for (int64_t s = 0; s < batch.sequences(); ++s)
+      for (int64_t p = 0; p < batch.kv_len(s); ++p) {
+        int32_t& page = table_[size_t(s * table_stride_ + p / shape.page)];
+        if (page < 0) page = order[next++];
+        for (int64_t g = 0; g < heads; ++g) {
+          const int64_t from = p * heads + g, to = (page * shape.page + p % shape.page) * heads + g;
+          quantise(&k_of[size_t(s)][size_t(from * shape.d)], shape.d, shape.code, &k[size_t(to * shape.d)],
+                   &scales[size_t(to * 2)]);
+          quantise(&v_of[size_t(s)][size_t(from * shape.dv)], shape.dv, shape.code, &v[size_t(to * shape.dv)],
+                   &scales[size_t(to * 2 + 1)]);
+        }
+      }
+    for (int side = 0; side < 2; ++side) {
+      Memory& memory = side == 0 ? host_memory() : bench.backend().ops->memory();
+      auto& of = eight_[size_t(side)];
+      of[0] = Tensor(shape.code, {pages, shape.page, heads, shape.d}, memory);
+      of[1] = Tensor(shape.code, {pages, shape.page, heads, shape.dv}, memory);
+      of[2] = Tensor(DType::bf16, {pages, shape.page, heads, 2}, memory);
+      memory.from_host(of[0].view().data, k.data(), k.size());
+      memory.from_host(of[1].view().data, v.data(), v.size());
+      memory.from_host(of[2].view().data, scales.data(), scales.size() * sizeof(bf16));
+    }
   }
   void place() {
     const int64_t kw = shape.hkv * shape.d, vw = shape.hkv * shape.dv, sequences = batch.sequences();
@@ -145,6 +193,7 @@ class AttentionInputs {
       Values ks(size_t((used + 2) * shape.page * kw), shape.stray),
           vs(size_t((used + 2) * shape.page * vw), shape.stray);
       size_t next = 0;
+      if (in_8_bits()) return place_in_8_bits(order, used + 2);
       for (int64_t s = 0; s < sequences; ++s)
         for (int64_t p = 0; p < batch.kv_len(s); ++p) {
           int32_t& page = table_[size_t(s * table_stride_ + p / shape.page)];
@@ -183,6 +232,7 @@ class AttentionInputs {
   std::vector<int64_t> cu_kv_;
   std::vector<int32_t> table_, slot_;
   int64_t table_stride_ = 0, ring_len_ = 0;
+  std::array<std::array<Tensor, 3>, 2> eight_;  // a side: codes of k and of v, scales
   const Pair *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *fresh_k_ = nullptr, *fresh_v_ = nullptr;
 };
 

@@ -25,6 +25,7 @@ class Wrong : public Ops {
   void add(Runtime& rt, const Add& a) const override { right.add(rt, a); }
   void cast(Runtime& rt, const Cast& a) const override { right.cast(rt, a); }
   void gather_rows(Runtime& rt, const GatherRows& a) const override { right.gather_rows(rt, a); }
+  void quantise_kv(Runtime& rt, const QuantiseKv& a) const override { right.quantise_kv(rt, a); }
   void swiglu(Runtime& rt, const SwigluForward& a) const override { right.swiglu(rt, a); }
   void swiglu_backward(Runtime& rt, const SwigluBackward& a) const override { right.swiglu_backward(rt, a); }
   void attention(Runtime& rt, const AttentionForward& a) const override { right.attention(rt, a); }

@@ -59,14 +59,15 @@ struct Request {
   int64_t wait = 0;  // steps before it begins
 };
 
-std::vector<Trail> play(Subject& s, const std::vector<Request>& requests) {
+std::vector<Trail> play(Subject& s, const std::vector<Request>& requests, KvDtype kv_dtype) {
   PagedKvOptions options;
+  options.kv_dtype = kv_dtype;
   for (const Request& r : requests)
     options.max_tokens = std::max(options.max_tokens, static_cast<int64_t>(r.tokens.size()));
   options.max_sequences = static_cast<int64_t>(requests.size());
   options.dtype = s.backend.compute;
   options.poison = std::nan("");
-  PagedKv cache(s.config, s.plan, options);
+  PagedKv cache(s.config, s.plan, options, host_memory(), cache_runtime(s.backend.rt, kv_dtype));
   std::vector<Trail> trails(requests.size());
   Recorder kv(cache, trails);
   const int64_t vocab = s.config.vocab_size;
@@ -164,19 +165,22 @@ class Invariance : public ::testing::TestWithParam<std::string> {
   bool slow() const { return GetParam() == "SCALAR" || GetParam() == "EMU128"; }
 };
 
-void check(const Kind& kind, DType dtype, WeightFormat format, bool all_paths) {
+// With pages in 8 bits, too: every row is read as it is stored, those of the running chunk included.
+void check(const Kind& kind, DType dtype, WeightFormat format, bool all_paths,
+           KvDtype kv = KvDtype::compute) {
   SCOPED_TRACE(kind.name + " " + std::string(name_of(dtype)) +
                (format == WeightFormat::int8  ? " int8"
                 : format == WeightFormat::fp8 ? " fp8"
-                                              : ""));
+                                              : "") +
+               (kv == KvDtype::compute ? "" : ", kv " + std::string(enum_name(kv))));
   Subject s(kind.config, dtype, 2, 1, format);
   const auto n = kind.tokens;
   const std::vector<int32_t> tokens = random_tokens(n, 9);
   const auto size = static_cast<size_t>(n);
-  const Trail want = play(s, {{tokens, {n}}})[0];
+  const Trail want = play(s, {{tokens, {n}}}, kv)[0];
   const auto same = [&](const std::string& what, const std::vector<Request>& requests) {
     SCOPED_TRACE(what);
-    expect_equal(play(s, requests)[0], want, size);
+    expect_equal(play(s, requests, kv)[0], want, size);
   };
   const std::vector<int64_t> sizes =
       all_paths ? std::vector<int64_t>{17, 64, 127, 128} : std::vector<int64_t>{17, 128};
@@ -201,6 +205,10 @@ TEST_P(Invariance, PathsAgreeToTheBit) {
     for (const DType dtype : {DType::f32, DType::bf16}) check(kind, dtype, WeightFormat::compute, false);
     if (kind.name == "heads64" || kind.name == "moe") check(kind, DType::bf16, WeightFormat::int8, false);
     if (kind.name == "moe") check(kind, DType::bf16, WeightFormat::fp8, false);
+    if (kind.name == "small_blocks" || kind.name == "heads64") {
+      check(kind, DType::f32, WeightFormat::compute, false, KvDtype::int8);
+      check(kind, DType::bf16, WeightFormat::compute, false, KvDtype::fp8);
+    }
     if (HasFailure()) return;
   }
 }
@@ -209,6 +217,8 @@ TEST_P(Invariance, PathsAgreeToTheBit) {
 TEST(InvarianceOfLongContexts, PathsAgreeToTheBit) {
   check({"long", tiny(AttentionKind::hysparse), 700}, DType::bf16, WeightFormat::compute, false);
   check({"long_full", tiny(AttentionKind::full), 600}, DType::f32, WeightFormat::compute, false);
+  check({"long", tiny(AttentionKind::hysparse), 700}, DType::f32, WeightFormat::compute, false,
+        KvDtype::int8);
 }
 
 class FullInvariance : public Invariance {};
@@ -221,6 +231,8 @@ TEST_P(FullInvariance, PathsAgreeToTheBit) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       check(kind, dtype, WeightFormat::compute, true);
       check(kind, dtype, WeightFormat::int8, true);
+      for (const KvDtype kv : {KvDtype::int8, KvDtype::fp8})
+        check(kind, dtype, WeightFormat::compute, true, kv);
     }
   }
 }

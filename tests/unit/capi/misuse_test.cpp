@@ -206,6 +206,7 @@ TEST(CapiMisuse, OptionsOutOfRange) {
   refused([](auto& o) { o.context = 257; }, "context");
   refused([](auto& o) { o.context = -1; }, "context");
   refused([](auto& o) { o.chunk = 0; }, "chunk");
+  refused([](auto& o) { o.kv_cache_dtype = "int4"; }, "kv_cache_dtype: expected auto, int8 or fp8, got int4");
   const char* stops[] = {""};
   refused([&](auto& o) { o.stop = stops, o.stop_count = 1; }, "stop");
   EXPECT_EQ(g, nullptr);

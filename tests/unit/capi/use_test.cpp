@@ -170,6 +170,7 @@ Generation want(const std::vector<int32_t>& prompt, const hysparse_generate_opti
   TextModel text = load_text_model(Files::get().model(), {.compute = machine.compute()}, host_memory(), {});
   SessionOptions session_options;
   session_options.context = o.context;
+  if (o.kv_cache_dtype) session_options.kv_dtype = parse_kv_dtype("kv_cache_dtype", o.kv_cache_dtype);
   Session session(machine.runtime(), text.model(), session_options);
   GenerateOptions g;
   g.sampling = {.temperature = o.temperature,
@@ -215,6 +216,11 @@ TEST(Capi, GenerationIsTheEnginesWithEveryOption) {
   variants[7].context = 50;  // ten tokens of room
   for (size_t i = 0; i < variants.size(); ++i)
     EXPECT_NE(check(variants[i], std::to_string(i).c_str()), plain) << "variant " << i << " changes nothing";
+  for (const char* kv : {"int8", "fp8"}) {
+    hysparse_generate_options in_8_bits = base;
+    in_8_bits.kv_cache_dtype = kv;
+    check(in_8_bits, kv);
+  }
   base.max_new_tokens = -1;  // until the context of 256 is full
   EXPECT_EQ(check(base, "to the end").size(), 216u);
   base.max_new_tokens = 0;

@@ -35,9 +35,11 @@ struct TinyModel {
   std::unique_ptr<Model> model;
 };
 
-EngineOptions model_options(const ModelConfig& config, DType compute, int64_t pages, int64_t slots) {
-  const KvBytes bytes = kv_bytes(config, build_layer_plan(config), int(size_of(compute)));
+EngineOptions model_options(const ModelConfig& config, DType compute, int64_t pages, int64_t slots,
+                            KvDtype kv = KvDtype::compute) {
+  const KvBytes bytes = kv_bytes(config, build_layer_plan(config), int(size_of(compute)), kv);
   EngineOptions o;
+  o.memory.kv_dtype = kv;
   o.context = 512;
   o.memory.page_size = 16;
   o.memory.max_sequences = 4;
@@ -51,13 +53,15 @@ EngineOptions model_options(const ModelConfig& config, DType compute, int64_t pa
 }
 
 // A request on a session of its own: the path that generate takes.
-Outcome in_a_session(Runtime& rt, Model& model, const Request& r, int64_t chunk) {
+Outcome in_a_session(Runtime& rt, Model& model, const Request& r, int64_t chunk,
+                     KvDtype kv = KvDtype::compute) {
   Outcome out;
   for (int c = 0; c < r.n; ++c) {
     SessionOptions so;
     so.context = 512;
     so.chunk = chunk;
     so.page_size = 16;
+    so.kv_dtype = kv;
     Session session(rt, model, so);
     AnswerOptions o;
     o.sampling = r.sampling;
@@ -112,17 +116,18 @@ std::vector<Outcome> all_of(Engine& engine, const std::vector<Request>& requests
 }
 
 // In float64 the reference computes a row alike wherever it stands: not one bit may differ.
-TEST(EngineModel, EveryPathSaysTheSameBits) {
-  for (const AttentionKind kind : {AttentionKind::hysparse, AttentionKind::full, AttentionKind::hybrid_swa}) {
-    SCOPED_TRACE(enum_name(kind));
-    Backend backend(DType::f64, 2);
-    TinyModel tiny(backend.rt, DType::f64, kind);
+// Nor, with pages in 8 bits, where the CPU's kernels compute.
+void every_path_says_the_same_bits(AttentionKind kind, DType compute, KvDtype kv) {
+  SCOPED_TRACE(fmt::format("{} {} {}", enum_name(kind), name_of(compute), enum_name(kv)));
+  {
+    Backend backend(compute, 2);
+    TinyModel tiny(backend.rt, compute, kind);
     const std::vector<Request> requests = some_requests(97);
     std::vector<Outcome> want;
-    for (const Request& r : requests) want.push_back(in_a_session(backend.rt, *tiny.model, r, 37));
+    for (const Request& r : requests) want.push_back(in_a_session(backend.rt, *tiny.model, r, 37, kv));
     ModelStep step(*tiny.model);
     for (const Preemption preemption : {Preemption::swap, Preemption::recompute}) {
-      EngineOptions options = model_options(tiny.config, DType::f64, 26, 12);
+      EngineOptions options = model_options(tiny.config, compute, 26, 12, kv);
       options.preemption = preemption;
       options.speculate = preemption == Preemption::swap ? 5 : 0;
       Engine engine(backend.rt, step, options);
@@ -141,6 +146,14 @@ TEST(EngineModel, EveryPathSaysTheSameBits) {
       }
     }
   }
+}
+
+TEST(EngineModel, EveryPathSaysTheSameBits) {
+  for (const AttentionKind kind : {AttentionKind::hysparse, AttentionKind::full, AttentionKind::hybrid_swa})
+    every_path_says_the_same_bits(kind, DType::f64, KvDtype::compute);
+  every_path_says_the_same_bits(AttentionKind::hysparse, DType::f64, KvDtype::int8);
+  every_path_says_the_same_bits(AttentionKind::hysparse, DType::f32, KvDtype::int8);
+  every_path_says_the_same_bits(AttentionKind::full, DType::bf16, KvDtype::fp8);
 }
 
 // BC-10: a prefix is taken over just before, at and behind the places where rings wrap and pages end.

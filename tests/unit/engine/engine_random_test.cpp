@@ -45,15 +45,15 @@ Request random_request(Rng& rng, int64_t longest, const std::vector<std::vector<
   return r;
 }
 
-EngineOptions random_options(Rng& rng, const ModelConfig& config, int64_t longest) {
+EngineOptions random_options(Rng& rng, const ModelConfig& config, int64_t longest, KvDtype kv) {
   // Few pages: what runs does not fit together.
   EngineOptions o =
       rig_options(config, longest / 10 + int64_t(rng.below(uint64_t(rng.below(2) ? longest / 8 : longest))),
-                  1 + int64_t(rng.below(8)));
+                  1 + int64_t(rng.below(8)), 8, kv);
   o.context = longest * 3 / 2;
   const auto sequences = o.memory.max_sequences;
   const auto snapshots = int64_t(rng.below(20));
-  o.memory.kv_bytes += kv_budget(config, 8, 0, snapshots);
+  o.memory.kv_bytes += kv_budget(config, 8, 0, snapshots, kv);
   const auto rings = double(kv_bytes(config, build_layer_plan(config), 4).rings);
   o.memory.snapshot_share =
       rings > 0 ? std::min(0.5, (rings * double(snapshots) + 1) / double(o.memory.kv_bytes)) : 0;
@@ -62,7 +62,7 @@ EngineOptions random_options(Rng& rng, const ModelConfig& config, int64_t longes
   o.prefix_cache = rng.below(8) != 0;
   o.speculate = rng.below(3) ? int64_t(rng.below(9)) : 0;
   o.preemption = rng.below(3) ? Preemption::swap : Preemption::recompute;
-  if (rng.below(4) == 0) o.swap_bytes = kv_budget(config, 8, 10, sequences);
+  if (rng.below(4) == 0) o.swap_bytes = kv_budget(config, 8, 10, sequences, kv);
   o.starvation_steps = 1 + int64_t(rng.below(300));
   return o;
 }
@@ -71,13 +71,15 @@ struct Totals {
   int64_t preempted = 0, hits = 0, accepted = 0, cancelled = 0, finished = 0, moved = 0;
 };
 
+constexpr KvDtype kFormats[] = {KvDtype::compute, KvDtype::int8, KvDtype::fp8};
+
 void random_rounds(uint64_t seed, int requests, int64_t longest, Totals& totals) {
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   Rng rng(seed);
   const AttentionKind kinds[] = {AttentionKind::hysparse, AttentionKind::hysparse, AttentionKind::full,
                                  AttentionKind::hybrid_swa};
   const ModelConfig config = hash_config(kinds[rng.below(4)]);
-  const EngineOptions options = random_options(rng, config, longest);
+  const EngineOptions options = random_options(rng, config, longest, kFormats[seed % 3]);
   Rig rig(options, config);
   std::vector<std::vector<int32_t>> shared;
   for (int i = 0; i < 2; ++i)

@@ -77,18 +77,20 @@ inline void expect_same(const Outcome& a, const Outcome& b) {
 }
 
 // Bytes that hold so many pages and slots of a model's cache in f32.
-inline int64_t kv_budget(const ModelConfig& config, int64_t page_size, int64_t pages, int64_t slots) {
-  const KvBytes bytes = kv_bytes(config, build_layer_plan(config), 4);
+inline int64_t kv_budget(const ModelConfig& config, int64_t page_size, int64_t pages, int64_t slots,
+                         KvDtype kv = KvDtype::compute) {
+  const KvBytes bytes = kv_bytes(config, build_layer_plan(config), 4, kv);
   return pages * page_size * bytes.per_token + slots * bytes.rings;
 }
 
 inline EngineOptions rig_options(const ModelConfig& config, int64_t pages, int64_t sequences,
-                                 int64_t page_size = 8) {
+                                 int64_t page_size = 8, KvDtype kv = KvDtype::compute) {
   EngineOptions o;
+  o.memory.kv_dtype = kv;
   o.context = 512;
   o.memory.page_size = page_size;
   o.memory.max_sequences = sequences;
-  o.memory.kv_bytes = kv_budget(config, page_size, pages, sequences);
+  o.memory.kv_bytes = kv_budget(config, page_size, pages, sequences, kv);
   o.memory.snapshot_share = 0;
   o.step_tokens = 64;
   o.poison = std::nan("");
@@ -98,7 +100,7 @@ inline EngineOptions rig_options(const ModelConfig& config, int64_t pages, int64
 
 struct Rig {
   explicit Rig(const EngineOptions& options, const ModelConfig& config = hash_config())
-      : backend(DType::f32, 2), model(config), engine(backend.rt, model, options) {}
+      : backend(DType::f32, 2), model(config, options.memory.kv_dtype), engine(backend.rt, model, options) {}
 
   // Steps until nothing is left to do.
   void run() {
@@ -122,7 +124,7 @@ struct Rig {
 
 // What a request says on an engine of its own: no cache, no drafts, nobody beside it.
 inline Outcome alone(Request request, EngineOptions options, const ModelConfig& config = hash_config()) {
-  options.memory.kv_bytes = kv_budget(config, 8, 1200, 130);
+  options.memory.kv_bytes = kv_budget(config, 8, 1200, 130, options.memory.kv_dtype);
   options.memory.page_size = 8;
   options.memory.max_sequences = 1;
   options.memory.snapshot_share = 0;

@@ -35,8 +35,9 @@ inline ModelConfig hash_config(AttentionKind kind = AttentionKind::hysparse) {
 
 class HashModel : public StepModel {
  public:
-  explicit HashModel(const ModelConfig& config = hash_config())
-      : config_(config), plan_(build_layer_plan(config)) {}
+  // kv: what the cache keeps pages in; rows are of numbers that it holds exactly.
+  explicit HashModel(const ModelConfig& config = hash_config(), KvDtype kv = KvDtype::compute)
+      : config_(config), plan_(build_layer_plan(config)), top_(kv == KvDtype::fp8 ? 448.0f : 127.0f) {}
   const ModelConfig& config() const override { return config_; }
   const LayerPlan& plan() const override { return plan_; }
   DType compute() const override { return DType::f32; }
@@ -64,9 +65,9 @@ class HashModel : public StepModel {
       if (entry.kind != LayerKind::full && !entry.own_window_kv) continue;
       Tensor k(DType::f32, {n, 1, d}), v(DType::f32, {n, 1, dv});
       for (int64_t i = 0; i < n; ++i) {
-        k.view().as<float>()[i * d] = small(hash_words({x[size_t(i)], layer, 1}));
-        k.view().as<float>()[i * d + 1] = float(tokens.as<int32_t>()[i]);
-        v.view().as<float>()[i * dv + dv - 1] = small(hash_words({x[size_t(i)], layer, 2}));
+        write(k.view().as<float>() + i * d,
+              hash_words({x[size_t(i)], layer, 1}) << 8 | uint64_t(tokens.as<int32_t>()[i]));
+        write(v.view().as<float>() + i * dv, hash_words({x[size_t(i)], layer, 2}));
       }
       const KvView view = kv.append(int(layer), batch, k, v);
       for (int64_t s = 0; s < batch.sequences(); ++s)
@@ -96,8 +97,7 @@ class HashModel : public StepModel {
         // Some texts run in circles, as real ones do: what drafts live on.
         const int64_t before = batch.position[size_t(row)] - 2;
         if (entry.kind == LayerKind::full && before >= 0 && h % 16 != 0) {
-          const KvView::Row at = view.row(batch, s, before);
-          out[size_t(at.k->as<float>()[at.k_offset + 1])] += 7;
+          out[size_t(digits(view, batch, s, before, 0) & 0xff)] += 7;
         }
         if (tokens.as<int32_t>()[row] == poisoned_token.load()) out[3] = std::nanf("");
       }
@@ -105,17 +105,40 @@ class HashModel : public StepModel {
   }
 
  private:
-  static float small(uint64_t h) { return float(h % (1 << 24)); }
-  static uint64_t read(const KvView& view, const RaggedBatch& batch, int64_t s, int64_t p, uint64_t h) {
+  // Seven numbers of four bits, under a largest one that makes the scale of 8 bits 1.
+  static constexpr int64_t kDigits = 7;
+  void write(float* row, uint64_t h) const {
+    for (int64_t i = 0; i < kDigits; ++i) row[i] = float(h >> 4 * i & 15);
+    row[kDigits] = top_;
+  }
+  uint64_t digits(const KvView& view, const RaggedBatch& batch, int64_t s, int64_t p, int which) const {
     const KvView::Row row = view.row(batch, s, p);
-    const float k = row.k->as<float>()[row.k_offset],
-                v = row.v->as<float>()[row.v_offset + view.v_head_dim() - 1];
-    HYSPARSE_CHECK(k >= 0 && v >= 0, "position {} of sequence {} was never written", p, s);  // NaN: poison
-    return hash_words({h, uint64_t(k), uint64_t(v)});
+    const TensorView& t = which == 0 ? *row.k : *row.v;
+    const int64_t at = which == 0 ? row.k_offset : row.v_offset;
+    float scale = 1;
+    if (view.in_8_bits()) {
+      const int32_t page = view.page_table[s * view.page_table_stride + p / view.page_size];
+      scale = float(view.scales.at(page).at(p % view.page_size).at(0).as<bf16>()[which]);
+    }
+    uint64_t h = 0;
+    for (int64_t i = kDigits; i >= 0; --i) {
+      const float x = scale * (t.dtype == DType::i8   ? float(t.as<int8_t>()[at + i])
+                               : t.dtype == DType::f8 ? float(t.as<f8>()[at + i])
+                                                      : t.as<float>()[at + i]);
+      // NaN: poison
+      HYSPARSE_CHECK(i == kDigits ? x == top_ : x >= 0 && x < 16,
+                     "position {} of sequence {} was never written", p, s);
+      if (i < kDigits) h = h << 4 | uint64_t(x);
+    }
+    return h;
+  }
+  uint64_t read(const KvView& view, const RaggedBatch& batch, int64_t s, int64_t p, uint64_t h) const {
+    return hash_words({h, digits(view, batch, s, p, 0), digits(view, batch, s, p, 1)});
   }
 
   ModelConfig config_;
   LayerPlan plan_;
+  float top_;
 };
 
 }  // namespace hysparse::tests

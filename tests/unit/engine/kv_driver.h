@@ -24,7 +24,8 @@ class KvDriver {
     config_.finalize("test");
     plan_ = build_layer_plan(config_);
     options_.poison = std::nan("");
-    kv_ = std::make_unique<PagedKv>(config_, plan_, options_, host_memory(), operations ? &rt_ : nullptr);
+    kv_ = std::make_unique<PagedKv>(config_, plan_, options_, host_memory(),
+                                    operations || in_8_bits() ? &rt_ : nullptr);
     history_.resize(size_t(options_.max_sequences));
   }
   PagedKv& kv() { return *kv_; }
@@ -139,7 +140,10 @@ class KvDriver {
     images.erase(from);
     check();
   }
-  KvBytes plan_bytes() const { return kv_bytes(config_, plan_, int(size_of(options_.dtype))); }
+  KvBytes plan_bytes() const {
+    return kv_bytes(config_, plan_, int(size_of(options_.dtype)), options_.kv_dtype);
+  }
+  bool in_8_bits() const { return options_.kv_dtype != KvDtype::compute; }
   std::vector<Held> held;
   std::map<int, std::pair<KvImage, std::vector<uint64_t>>> images;
 
@@ -157,11 +161,20 @@ class KvDriver {
   ThreadPool pool_{1};
   Arena scratch_;
   Runtime rt_{pool_, scratch_, cpu_ops(), host_memory()};
-  static double value(size_t layer, uint64_t stamp, int64_t head, int64_t element, int which) {
-    return double(hash_words({layer, stamp, uint64_t(head), uint64_t(element), uint64_t(which)}) % 251);
+  // Of pages in 8 bits: numbers that the codes have, under a largest one that makes the scale 1.
+  double value(size_t layer, uint64_t stamp, int64_t head, int64_t element, int which) const {
+    const uint64_t h = hash_words({layer, stamp, uint64_t(head), uint64_t(element), uint64_t(which)});
+    if (!in_8_bits() || plan_[layer].kind != LayerKind::full) return double(h % 251);
+    const bool int8 = options_.kv_dtype == KvDtype::int8;
+    if (element == 1) return int8 ? 127 : 448;
+    return double(h % (int8 ? 127 : 16));
   }
   double get(const TensorView& t, int64_t offset) const {
     switch (t.dtype) {
+      case DType::i8:
+        return t.as<int8_t>()[offset];
+      case DType::f8:
+        return double(float(t.as<f8>()[offset]));
       case DType::f64:
         return t.as<double>()[offset];
       case DType::bf16:
@@ -182,13 +195,18 @@ class KvDriver {
   void expect_row(const KvView& view, const RaggedBatch& batch, int64_t s, int64_t p, size_t layer,
                   const std::vector<uint64_t>& stamps) {
     const KvView::Row row = view.row(batch, s, p);
+    const auto scale = [&](int64_t h, int which) {
+      if (!view.in_8_bits()) return 1.0;
+      const int32_t page = view.page_table[s * view.page_table_stride + p / view.page_size];
+      return double(float(view.scales.at(page).at(p % view.page_size).at(h).as<bf16>()[which]));
+    };
     for (int64_t h = 0; h < config_.kv_heads(); ++h)
       for (int64_t e : {int64_t(0), config_.d() - 1}) {
-        ASSERT_EQ(get(*row.k, row.k_offset + h * row.k_head_stride + e),
+        ASSERT_EQ(scale(h, 0) * get(*row.k, row.k_offset + h * row.k_head_stride + e),
                   value(layer, stamps[size_t(p)], h, e, 0))
             << "K of layer " << layer << " position " << p;
         if (e >= config_.dv()) continue;
-        ASSERT_EQ(get(*row.v, row.v_offset + h * row.v_head_stride + e),
+        ASSERT_EQ(scale(h, 1) * get(*row.v, row.v_offset + h * row.v_head_stride + e),
                   value(layer, stamps[size_t(p)], h, e, 1))
             << "V of layer " << layer << " position " << p;
       }
@@ -202,6 +220,10 @@ class KvDriver {
   uint64_t stamp_ = 0;
 };
 
+inline KvDtype kv_dtype_of(uint64_t seed) {
+  constexpr KvDtype kAll[] = {KvDtype::compute, KvDtype::int8, KvDtype::fp8};
+  return kAll[seed % 3];
+}
 inline PagedKvOptions kv_options(int64_t tokens, int64_t sequences = 1, int64_t page_size = 0) {
   PagedKvOptions o;
   o.max_tokens = tokens;

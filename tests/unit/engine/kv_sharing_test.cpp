@@ -119,10 +119,12 @@ TEST(KvSharing, WithoutFreeSlotsOrPagesNothingChanges) {
 // Steps, drafts, forks, snapshots, moves, cuts: every view of every step is what a plain copy says, and every
 // page and slot is accounted for after each of them.
 TEST(KvSharing, RandomLife) {
-  for (uint64_t seed = 0; seed < 8; ++seed) {
+  for (uint64_t seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(seed);
     constexpr int kSequences = 4;
-    KvDriver d(small_pages(seed % 2 ? 9 : 16), sharing(120, kSequences, seed % 3 ? 8 : 12, 7));
+    PagedKvOptions o = sharing(120, kSequences, seed % 3 ? 8 : 12, 7);
+    o.kv_dtype = kv_dtype_of(seed / 4);
+    KvDriver d(small_pages(seed % 2 ? 9 : 16), o);
     Rng rng(seed);
     const auto some = [&] { return int(rng.below(kSequences)); };
     for (int i = 0; i < 250; ++i) {

@@ -29,16 +29,22 @@ TEST(PagedKv, EveryLayoutAndDtype) {
   for (const AttentionKind kind :
        {AttentionKind::full, AttentionKind::hybrid_swa, AttentionKind::hysparse, AttentionKind::window})
     for (const WindowMode mode : {WindowMode::own, WindowMode::shared, WindowMode::none})
-      for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+      for (const auto& [dtype, kv] : {std::pair{DType::f64, KvDtype::compute},
+                                      {DType::f32, KvDtype::compute},
+                                      {DType::bf16, KvDtype::compute},
+                                      {DType::f32, KvDtype::int8},
+                                      {DType::bf16, KvDtype::fp8},
+                                      {DType::bf16, KvDtype::int8}}) {
         ModelConfig c = tiny_config(kind);
         c.hysparse_window = mode;
         c.sliding_window = 5;
         c.v_head_dim = 16;
         PagedKvOptions o = kv_options(100);
         o.dtype = dtype;
+        o.kv_dtype = kv;
         KvDriver d(c, o);
         for (const int64_t n : {1, 4, 1, 12, 5, 3, 30}) d.step({0}, {n});
-        const KvBytes bytes = kv_bytes(d.config(), d.plan(), int(size_of(dtype)));
+        const KvBytes bytes = kv_bytes(d.config(), d.plan(), int(size_of(dtype)), kv);
         EXPECT_EQ(d.kv().ring_bytes(), bytes.rings);
         EXPECT_EQ(d.kv().page_bytes(), bytes.per_token * 64);
       }
@@ -46,13 +52,15 @@ TEST(PagedKv, EveryLayoutAndDtype) {
 
 // A random life of three sequences: steps that mix them, are dropped, cut back, cleared, reserved.
 TEST(PagedKv, RandomLife) {
-  for (uint64_t seed = 0; seed < 6; ++seed) {
+  for (uint64_t seed = 0; seed < 9; ++seed) {
     SCOPED_TRACE(seed);
     ModelConfig c = tiny_config();
     c.hysparse_block_size = 4;
     c.hysparse_topk_tokens = 16;
     c.sliding_window = seed % 2 ? 9 : 16;
-    KvDriver d(c, kv_options(200, 3, seed % 3 ? 8 : 12), seed >= 3);
+    PagedKvOptions o = kv_options(200, 3, seed % 3 ? 8 : 12);
+    if (seed >= 6) o.kv_dtype = tests::kv_dtype_of(seed - 5);
+    KvDriver d(c, o, seed >= 3);
     Rng rng(seed);
     for (int i = 0; i < 120; ++i) {
       const uint64_t what = rng.below(10);

@@ -81,6 +81,17 @@ TEST(PlanReport, SevenBillionParameters) {
   EXPECT_EQ(ratio(1048576), 3.60);
 }
 
+// Pages in 8 bits: codes and two bytes of scale a row of a head; rings as they are.
+TEST(PlanReport, PagesIn8Bits) {
+  const PlanReport r = make_plan_report(preset_80b(), 131072, 2);
+  EXPECT_EQ(r.own_8_bits.per_token, r.own.per_token / (2 * 128) * 130);
+  EXPECT_EQ(r.own_8_bits.rings, r.own.rings);
+  EXPECT_EQ(r.own_8_bits_at_context, 2 * r.own_8_bits.at(131072));
+  const Json json = parse_json(plan_report_json(preset_80b(), r, DType::bf16), "report");
+  EXPECT_EQ(json["kv_cache"]["this_config_int8_or_fp8"]["bytes_per_token"], r.own_8_bits.per_token);
+  EXPECT_EQ(json["kv_cache"]["this_config_int8_or_fp8"]["bytes_at_context"], r.own_8_bits_at_context);
+}
+
 TEST(PlanReport, BatchAndDtypeScale) {
   const PlanReport one = make_plan_report(preset_7b(), 4096, 1),
                    three = make_plan_report(preset_7b(), 4096, 3);

@@ -28,6 +28,7 @@ class ForwardingOps : public Ops {
   HYSPARSE_FORWARD(cast, Cast)
   HYSPARSE_FORWARD(gather_rows, GatherRows)
   HYSPARSE_FORWARD(scatter_rows, ScatterRows)
+  HYSPARSE_FORWARD(quantise_kv, QuantiseKv)
   HYSPARSE_FORWARD(swiglu, SwigluForward)
   HYSPARSE_FORWARD(swiglu_backward, SwigluBackward)
   HYSPARSE_FORWARD(attention, AttentionForward)

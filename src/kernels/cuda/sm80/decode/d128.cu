@@ -1,5 +1,5 @@
 #include "kernels/cuda/sm80/decode/instantiate.cuh"
 
 namespace hysparse::cuda::decode {
-template struct Kernels<128, 128>;
+template struct Kernels<Code::bf16, 128, 128>;
 }

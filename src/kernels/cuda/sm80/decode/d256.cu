@@ -1,5 +1,5 @@
 #include "kernels/cuda/sm80/decode/instantiate.cuh"
 
 namespace hysparse::cuda::decode {
-template struct Kernels<256, 256>;
+template struct Kernels<Code::bf16, 256, 256>;
 }

@@ -42,9 +42,9 @@ struct FullParams {
   int splits;
 };
 
-template <int kD, int kDv, int kRows, int kStages>
+template <Code kCode, int kD, int kDv, int kRows, int kStages>
 __global__ void __launch_bounds__(kSplitWarps * 32) full_kernel(const FullParams p) {
-  using Pipe = KeyPipe<kD, kDv, kStages>;
+  using Pipe = KeyPipe<kCode, kD, kDv, kStages>;
   extern __shared__ __align__(128) uint8_t smem[];
   // Neighbours in the grid read the KV heads of the same tokens, which lie side by side in memory.
   const int g = blockIdx.x, split = blockIdx.y, b = blockIdx.z;
@@ -60,22 +60,23 @@ __global__ void __launch_bounds__(kSplitWarps * 32) full_kernel(const FullParams
   KeyRow next{};
   const auto look_up = [&](int step) {
     const int at = begin + step * kKeys + (runs ? 0 : lane % kKeys);
-    if (at < end) next = paged_row(p.kv, p.pages, b, at, g);
+    if (at < end) next = paged_row<kCode>(p.kv, p.pages, p.kv_heads, b, at, g);
   };
   const auto mask_of = [&](int step) { return first_bits(min(kKeys, end - begin - step * kKeys)); };
+  const RowStrides strides = row_strides<kCode>(p.kv, p.kv_heads);
   Pipe pipe(smem + warp * Pipe::kBytes, p.dim, p.v_dim);
   const auto fetch = [&](int step) {
     const KeyRow row = next;
     look_up(step + 1);
     if (runs)
-      pipe.fetch(row, p.kv.k.stride_row, p.kv.v.stride_row, min(kKeys, end - begin - step * kKeys));
+      pipe.fetch(row, strides, min(kKeys, end - begin - step * kKeys));
     else
       pipe.fetch(row, mask_of(step));
   };
   look_up(0);
 #pragma unroll
   for (int i = 0; i < kStages; ++i) fetch(i);
-  WarpTile<kD, kDv, kRows> w;
+  WarpTile<kCode, kD, kDv, kRows> w;
   w.start();
   w.load_q(p.q + b * p.q_row + int64_t(g) * rows * p.q_head, p.q_head, rows, p.dim);
 

@@ -10,12 +10,19 @@ namespace hysparse::cuda::decode {
 namespace {
 
 // Dims between the instantiated ones run in the next larger kernel, padded with zeros in shared memory.
-template <class Run>
+template <Code kCode, class Run>
 cudaError_t with_dims(int d, int dv, Run run) {
-  if (d <= 64 && dv <= 64) return run(Kernels<64, 64>{});
-  if (d <= 128 && dv <= 128) return run(Kernels<128, 128>{});
-  if (d <= 192 && dv <= 128) return run(Kernels<192, 128>{});
-  return run(Kernels<256, 256>{});
+  if (d <= 64 && dv <= 64) return run(Kernels<kCode, 64, 64>{});
+  if (d <= 128 && dv <= 128) return run(Kernels<kCode, 128, 128>{});
+  if constexpr (kCode == Code::bf16)
+    if (d > 192 || dv > 128) return run(Kernels<kCode, 256, 256>{});
+  return run(Kernels<kCode, 192, 128>{});  // api_decode.cu lets no larger dims of codes through
+}
+template <class Run>
+cudaError_t with_kernels(int32_t code, int d, int dv, Run run) {
+  if (code == HYSPARSE_CODE_INT8) return with_dims<Code::int8>(d, dv, run);
+  if (code == HYSPARSE_CODE_FP8) return with_dims<Code::fp8>(d, dv, run);
+  return with_dims<Code::bf16>(d, dv, run);
 }
 
 bool scored(const hysparse_cuda_decode_full_params& p) {
@@ -71,8 +78,8 @@ int run(const hysparse_cuda_decode_full_params& p, cudaStream_t stream) {
   f.part_o = reinterpret_cast<float*>(memory + l.part_o);
   f.part = reinterpret_cast<float2*>(memory + l.part);
   f.splits = int(l.splits);
-  const cudaError_t e =
-      with_dims(p.head_dim, p.v_head_dim, [&](auto kernels) { return kernels.full(f, p.batch, stream); });
+  const cudaError_t e = with_kernels(p.kv.code, p.head_dim, p.v_head_dim,
+                                     [&](auto kernels) { return kernels.full(f, p.batch, stream); });
   if (int code = check_cuda(e, "decode of a full layer")) return code;
 
   CombineParams c{};
@@ -128,8 +135,8 @@ int run(const hysparse_cuda_decode_sparse_params& p, cudaStream_t stream) {
   s.out = static_cast<__nv_bfloat16*>(p.out.data);
   s.out_row = p.out.stride_row;
   s.out_head = p.out.stride_head;
-  const cudaError_t e =
-      with_dims(p.head_dim, p.v_head_dim, [&](auto kernels) { return kernels.sparse(s, p.batch, stream); });
+  const cudaError_t e = with_kernels(p.kv.code, p.head_dim, p.v_head_dim,
+                                     [&](auto kernels) { return kernels.sparse(s, p.batch, stream); });
   return check_cuda(e, "decode of a sparse layer");
 }
 

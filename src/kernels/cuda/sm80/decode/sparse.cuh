@@ -34,31 +34,36 @@ struct SparseParams {
   int64_t out_row, out_head;
 };
 
-template <int kD, int kDv>
-constexpr int kSparseSmem = kSparseThreads / 32 * KeyPipe<kD, kDv, kSparseStages>::kBytes +
-                            int(sizeof(Partial<kDv>));
+// Rings keep bf16 beside pages of codes.
+template <Code kCode, int kD, int kDv>
+struct SparseSmem {
+  static constexpr int kPages = KeyPipe<kCode, kD, kDv, kSparseStages>::kBytes,
+                       kRing = KeyPipe<Code::bf16, kD, kDv, kSparseStages>::kBytes,
+                       kWindow = kSparseWarps * kPages, kMerged = kWindow + (kPages > kRing ? kPages : kRing),
+                       kAll = kMerged + int(sizeof(Partial<kDv>));
+};
 
 __device__ inline float merge_factor(float m, float all) {
   return m == -INFINITY ? 0.0f : exp2_fast(m - all);
 }
 
-template <int kD, int kDv, int kRows, int kCluster>
+template <Code kCode, int kD, int kDv, int kRows, int kCluster>
 __global__ void __launch_bounds__(kSparseThreads) sparse_kernel(const SparseParams p) {
-  using Pipe = KeyPipe<kD, kDv, kSparseStages>;
+  using Smem = SparseSmem<kCode, kD, kDv>;
   extern __shared__ __align__(128) uint8_t smem[];
   const int rank = blockIdx.x % kCluster, g = blockIdx.x / kCluster, b = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   join_stream();
   const int length = p.kv_len[b], rows = p.q_heads / p.kv_heads;
-  const auto of_warp = [&](int i) { return reinterpret_cast<Partial<kDv>*>(smem + i * Pipe::kBytes); };
-  Partial<kDv>& sparse = *reinterpret_cast<Partial<kDv>*>(smem + kSparseThreads / 32 * Pipe::kBytes);
+  const auto of_warp = [&](int i) { return reinterpret_cast<Partial<kDv>*>(smem + i * Smem::kPages); };
+  Partial<kDv>& sparse = *reinterpret_cast<Partial<kDv>*>(smem + Smem::kMerged);
   Partial<kDv>& window = *of_warp(kSparseWarps);
 
-  Pipe pipe(smem + warp * Pipe::kBytes, p.dim, p.v_dim);
-  WarpTile<kD, kDv, kRows> w;
-  w.start();
   // row_at(step, row) says whether this lane's row of a step is there and where.
-  const auto walk = [&](int steps, const auto& row_at) {
+  const auto walk = [&]<Code kOf>(int steps, const auto& row_at) {
+    KeyPipe<kOf, kD, kDv, kSparseStages> pipe(smem + warp * Smem::kPages, p.dim, p.v_dim);
+    WarpTile<kOf, kD, kDv, kRows> w;
+    w.start();
     uint32_t masks[kSparseStages] = {};
     const auto begin = [&](int step) {
       KeyRow row{};
@@ -78,41 +83,57 @@ __global__ void __launch_bounds__(kSparseThreads) sparse_kernel(const SparsePara
         __syncwarp();
         masks[j] = begin(i0 + j + kSparseStages);
       }
+    w.leave(pipe.result());
   };
   if (warp < kSparseWarps) {
     const int tokens = p.entries * p.block;
     const int32_t* idx = p.idx + (int64_t(b) * p.kv_heads + g) * p.entries;
     const int first = rank * kSparseWarps + warp, stride = kCluster * kSparseWarps;
     const int steps = (tokens + kKeys - 1) / kKeys;
-    walk(steps > first ? (steps - first - 1) / stride + 1 : 0, [&](int step, KeyRow& row) {
-      const int i = (first + step * stride) * kKeys + lane % kKeys;
-      const int block = i < tokens ? idx[p.blocks.page(i)] : -1;
-      const int64_t at = int64_t(block) * p.block + p.blocks.inner(i);
-      if (block < 0 || at >= length) return false;
-      row = paged_row(p.kv, p.pages, b, int(at), g);
-      return true;
-    });
+    walk.template operator()<kCode>(steps > first ? (steps - first - 1) / stride + 1 : 0,
+                                    [&](int step, KeyRow& row) {
+                                      const int i = (first + step * stride) * kKeys + lane % kKeys;
+                                      const int block = i < tokens ? idx[p.blocks.page(i)] : -1;
+                                      const int64_t at = int64_t(block) * p.block + p.blocks.inner(i);
+                                      if (block < 0 || at >= length) return false;
+                                      row = paged_row<kCode>(p.kv, p.pages, p.kv_heads, b, int(at), g);
+                                      return true;
+                                    });
   } else {
     const int begin = max(0, length - p.window), fresh = p.ring.fresh_k.data ? length - 1 : length;
-    const int steps = p.window > 0 ? (length - begin + kKeys - 1) / kKeys : 0;
-    walk(steps > rank ? (steps - rank - 1) / kCluster + 1 : 0, [&](int step, KeyRow& row) {
-      const int at = begin + (rank + step * kCluster) * kKeys + lane % kKeys;
+    const int all = p.window > 0 ? (length - begin + kKeys - 1) / kKeys : 0;
+    const int steps = all > rank ? (all - rank - 1) / kCluster + 1 : 0;
+    const auto key_of = [&](int step) { return begin + (rank + step * kCluster) * kKeys + lane % kKeys; };
+    const auto shared_row = [&](int step, KeyRow& row) {
+      const int at = key_of(step);
       if (at >= length) return false;
-      if (p.shared_window) {
-        row = paged_row(p.kv, p.pages, b, at, g);
-      } else if (at < fresh) {
+      row = paged_row<kCode>(p.kv, p.pages, p.kv_heads, b, at, g);
+      return true;
+    };
+    const auto ring_row = [&](int step, KeyRow& row) {
+      const int at = key_of(step);
+      if (at >= length) return false;
+      if (at < fresh) {
         const int slot = p.ring.slot[b], inner = at % p.ring.length;
-        row = {row_of(p.ring.k, slot, inner, g), row_of(p.ring.v, slot, inner, g)};
+        row = {row_of<2>(p.ring.k, slot, inner, g), row_of<2>(p.ring.v, slot, inner, g), nullptr};
       } else {
         const auto fresh_row = [&](const hysparse_cuda_tensor& t) {
-          return static_cast<const __nv_bfloat16*>(t.data) + b * t.stride_row + g * t.stride_head;
+          return static_cast<const uint8_t*>(t.data) + (b * t.stride_row + g * t.stride_head) * 2;
         };
-        row = {fresh_row(p.ring.fresh_k), fresh_row(p.ring.fresh_v)};
+        row = {fresh_row(p.ring.fresh_k), fresh_row(p.ring.fresh_v), nullptr};
       }
       return true;
-    });
+    };
+    if constexpr (kCode == Code::bf16) {
+      walk.template operator()<kCode>(steps, [&](int step, KeyRow& row) {
+        return p.shared_window ? shared_row(step, row) : ring_row(step, row);
+      });
+    } else if (p.shared_window) {
+      walk.template operator()<kCode>(steps, shared_row);
+    } else {
+      walk.template operator()<Code::bf16>(steps, ring_row);
+    }
   }
-  w.leave(pipe.result());
   __syncthreads();
 
   // The CTA's sparse warps into one.

@@ -1,0 +1,5 @@
+#include "kernels/cuda/sm80/decode/instantiate.cuh"
+
+namespace hysparse::cuda::decode {
+template struct Kernels<Code::int8, 192, 128>;
+}
