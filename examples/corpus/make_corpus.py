@@ -1,9 +1,10 @@
 """Text and code to train on, from Debian packages whose licences let anyone do so: one file a document under OUT, and OUT/SOURCES.md.
 
-  python3 examples/corpus/make_corpus.py OUT        (needs apt-get and dpkg-deb; about 70 MB of packages, 50 MB of text)
+  python3 examples/corpus/make_corpus.py OUT [--large]       (needs apt-get and dpkg-deb; about 70 MB of packages, 50 MB of text)
 
 Then: hysparse tokenizer train, hysparse data prepare (docs/training.md shows the commands)."""
 import argparse
+import gzip
 import html.parser
 import os
 import re
@@ -19,6 +20,15 @@ PACKAGES = {
     "postgresql-doc-15": ("PostgreSQL", [(r"\.html$", "html")]),
     "perl-doc": ("Artistic or GPL-1+", [(r"\.pod$", "pod")]),
     "perl-modules-5.36": ("Artistic or GPL-1+", [(r"\.(pod|pm)$", "pod")]),
+}
+# --large: another 97 MB of text, two thirds of it source code
+MORE = {
+    "golang-1.19-src": ("BSD-3-Clause", [(r"/src/.*(?<!_test)\.go$", "plain")]),
+    "rust-src": ("MIT or Apache-2.0", [(r"/library/.*\.rs$", "plain")]),
+    "linux-doc-6.1": ("GPL-2", [(r"/_sources/.*\.rst\.txt(\.gz)?$", "plain"), (r"/Documentation/.*\.rst(\.gz)?$", "plain")]),
+    "libboost1.74-doc": ("BSL-1.0", [(r"\.html$", "html")]),
+    "debian-handbook": ("GPL-2+ or CC-BY-SA-3.0", [(r"/en-US/.*\.html$", "html")]),
+    "nodejs-doc": ("MIT", [(r"\.(md|html)(\.gz)?$", "html")]),
 }
 SKIPPED = {"script", "style", "nav", "head", "svg", "footer", "form"}
 BLOCKS = {"p", "div", "li", "tr", "pre", "br", "h1", "h2", "h3", "h4", "h5", "h6", "dt", "dd", "table", "ul", "ol", "section", "blockquote"}
@@ -75,11 +85,12 @@ def main():
     p.add_argument("out")
     p.add_argument("--shortest", type=int, default=1000, help="characters; shorter documents are left out")
     p.add_argument("--longest", type=int, default=400_000, help="characters; longer ones are mostly tables")
+    p.add_argument("--large", action="store_true", help="another 97 MB of text")
     a = p.parse_args()
     work = os.path.join(a.out, ".packages")
     os.makedirs(work, exist_ok=True)
     table, seen = ["| package | version | licence | documents | characters |", "|---|---|---|---|---|"], set()
-    for package, (licence, kinds) in PACKAGES.items():
+    for package, (licence, kinds) in (PACKAGES | MORE if a.large else PACKAGES).items():
         subprocess.run(["apt-get", "-o", "APT::Sandbox::User=root", "download", package], cwd=work, check=True, stdout=subprocess.DEVNULL)
         archive = next(f for f in sorted(os.listdir(work)) if f.startswith(package + "_"))
         tree = os.path.join(work, package)
@@ -92,7 +103,7 @@ def main():
                 how = next((how for pattern, how in kinds if re.search(pattern, path)), None)
                 if how is None or os.path.islink(path):
                     continue
-                with open(path, encoding="utf-8", errors="ignore") as f:
+                with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8", errors="ignore") as f:
                     text = READ[how](f.read()).strip() + "\n"
                 key = hash(text[:2000])
                 if not a.shortest <= len(text) <= a.longest or key in seen:

@@ -370,9 +370,11 @@ TEST_F(Cli, BenchEndsInTimeAndWhenAsked) {
   }
   expect_ok("bench engine --prompt-tokens 20 --answer-tokens 3 --requests 2 --json " + path("bench.json") +
             model);
-  const Json whole = read_json_file(path("bench.json")).at("results").at(0).at("shape");
+  const Json results = read_json_file(path("bench.json")).at("results");
+  const Json whole = results.at(0).at("shape");
   EXPECT_EQ(whole.at("answer"), "3");
   EXPECT_EQ(whole.at("steps"), "3");  // both prompts at once, their first token among it
+  EXPECT_EQ(results.at(1).at("name"), "engine whole requests, all decoding");
   expect_bad("bench train --weights int8" + model, "int8 weights cannot be trained");
   expect_bad("bench gemm --dtype f64" + model, "bench gemm: compares with oneDNN, in f32 or bf16 on the CPU");
   const Result r = run("bench kernels" + model + "000", "timeout --preserve-status -s INT 2 ");
